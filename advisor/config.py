@@ -1,0 +1,435 @@
+"""Every setting of the advisor: its type, its default and a sentence, in one place.
+
+Settings come from `/etc/slurm-advisor/advisor.yaml` (or `--config`, or `$ADVISOR_CONFIG`), and each can
+be overridden by an environment variable (`ADVISOR_SLURM__POLL_S=5`). `load` remembers where each
+value came from, which is what `advisor config show` prints.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+DEFAULT_FILE = Path("/etc/slurm-advisor/advisor.yaml")
+
+Mode = Literal["off", "shadow", "advise", "enforce"]
+Seconds = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+def _says(sentence: str) -> Meta:
+    return Meta(description=sentence)
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A group of settings."""
+
+
+class Paths(Section, frozen=True):
+    """Where things are."""
+
+    socket: Annotated[str, _says("Unix socket on which the daemon answers the hook.")] = (
+        "/run/slurm-advisor/advisor.sock"
+    )
+    database: Annotated[str, _says("SQLite log of decisions and outcomes.")] = "/var/lib/slurm-advisor/advisor.db"
+    models: Annotated[
+        str | None, _says("Folder of the model versions that `advisor retrain` writes; none: models, beside the log.")
+    ] = None
+
+
+class Server(Section, frozen=True):
+    """Who may talk to the daemon."""
+
+    allowed_users: Annotated[
+        tuple[str, ...],
+        _says("Users (names or numeric ids) who may connect; the daemon's own user always may."),
+    ] = ("root", "slurm")
+    socket_group: Annotated[
+        str | None,
+        _says("Group (name or numeric id) that owns the socket, so that slurmctld may connect."),
+    ] = None
+
+
+class Slurm(Section, frozen=True):
+    """How the daemon reaches Slurm."""
+
+    command: Annotated[
+        tuple[str, ...],
+        _says("Words before every Slurm command, for a containerised controller: [docker, exec, ctl]."),
+    ] = ()
+    source: Annotated[
+        Literal["auto", "commands", "pyslurm", "recorded"],
+        _says("Where the cluster's state comes from; auto: pyslurm if it matches Slurm, else commands."),
+    ] = "auto"
+    recording: Annotated[str | None, _says("File to read with source: recorded.")] = None
+    poll_s: Annotated[Seconds, _says("Seconds between two polls of Slurm; a submission never causes one.")] = 15.0
+    timeout_s: Annotated[Seconds, _says("Seconds after which a Slurm command is given up.")] = 20.0
+    stale_after_s: Annotated[
+        Seconds,
+        _says("Age of the last good poll beyond which the advice is always to keep the job as it is."),
+    ] = 180.0
+
+
+class Modes(Section, frozen=True):
+    """What the advisor does with its advice; the most specific word wins: user, then account, then partition."""
+
+    default: Annotated[
+        Mode, _says("off: nothing; shadow: only log; advise: tell the user; enforce: rewrite the job.")
+    ] = "shadow"
+    partitions: Annotated[dict[str, Mode], _says("Mode for jobs submitted to a partition.")] = {}
+    accounts: Annotated[dict[str, Mode], _says("Mode for an account's jobs.")] = {}
+    users: Annotated[dict[str, Mode], _says("Mode for a user's jobs.")] = {}
+
+
+class Exclude(Section, frozen=True):
+    """What is never touched, whatever the mode."""
+
+    partitions: Annotated[tuple[str, ...], _says("Partitions whose jobs stay and to which none is sent.")] = ()
+    accounts: Annotated[tuple[str, ...], _says("Accounts whose jobs are left alone.")] = ()
+    users: Annotated[tuple[str, ...], _says("Users whose jobs are left alone.")] = ()
+
+
+class Experiment(Section, frozen=True):
+    """How the effect is measured."""
+
+    holdout: Annotated[Share, _says("Share of eligible jobs left untouched at random as the control group.")] = 0.05
+
+
+class Explore(Section, frozen=True):
+    """What may be risked in order to learn how long apps run where. Only jobs in mode enforce are sent to learn."""
+
+    max_regret: Annotated[
+        Share,
+        _says("Largest expected loss, as a share of the expected completion time, of a job sent to learn; 0: none is."),
+    ] = 0.0
+    max_regret_s: Annotated[
+        float, Meta(ge=0, description="The same in seconds; a job sent to learn is within both bounds.")
+    ] = 1800.0
+
+
+class PolicySettings(Section, frozen=True):
+    """Which policy decides, and when a change is worth it."""
+
+    name: Annotated[str, _says("Policy that scores the candidates.")] = "earliest-finish"
+    min_gain: Annotated[
+        Share,
+        _says("Least expected gain, as a share of the expected completion time, for which a job is changed."),
+    ] = 0.05
+    model: Annotated[
+        str | None,
+        _says("Folder of the learned policy's model; none: that of the version in force, else the shipped one."),
+    ] = None
+    budget_ms: Annotated[
+        float,
+        Meta(gt=0, description="Milliseconds for a decision of the learned policy; if it takes longer, it rests."),
+    ] = 3.0
+    min_gain_s: Annotated[
+        float, Meta(ge=0, description="Least expected gain in seconds for which a job is changed.")
+    ] = 30.0
+
+
+class Log(Section, frozen=True):
+    """The decision log."""
+
+    buffer: Annotated[
+        int,
+        Meta(
+            gt=0,
+            description="Decisions held while the database cannot be written; more are counted as dropped.",
+        ),
+    ] = 100_000
+    collect_s: Annotated[Seconds, _says("Seconds between two collections of outcomes from sacct.")] = 60.0
+    since_days: Annotated[
+        float, Meta(gt=0, description="How many days of finished jobs the first collection reads.")
+    ] = 30.0
+
+
+class Telemetry(Section, frozen=True):
+    """What the daemon takes from the agents on compute nodes, and how long it is kept."""
+
+    listen: Annotated[
+        str | None, _says("Address (host:port) on which the daemon takes the agents' batches; none: it takes none.")
+    ] = None
+    allowed_users: Annotated[
+        tuple[str, ...], _says("Users (names or numeric ids) whose munge credential an agent may send.")
+    ] = ("root", "slurm")
+    munge_socket: Annotated[str | None, _says("Socket of munged, where it is not the usual one.")] = None
+    unmunge: Annotated[
+        tuple[str, ...],
+        _says("Command that checks credentials, where munged is out of reach: [docker, exec, -i, ctl, unmunge]."),
+    ] = ()
+    max_batch_mb: Annotated[
+        float, Meta(gt=0, le=1000, description="Largest batch that is taken, in MB as it is sent.")
+    ] = 4.0
+    accept_days: Annotated[
+        float,
+        Meta(gt=0, description="Samples older than this are passed over; so long, one that comes twice is known."),
+    ] = 7.0
+    keep_job_days: Annotated[
+        float, Meta(gt=0, description="Days after which a job's summaries are folded into those of its app.")
+    ] = 90.0
+    keep_hour_days: Annotated[
+        float, Meta(gt=0, description="Days after which a node's hourly summaries are folded into daily ones.")
+    ] = 30.0
+    keep_day_days: Annotated[
+        float, Meta(gt=0, description="Days after which a node's daily summaries are deleted.")
+    ] = 730.0
+
+
+class Agent(Section, frozen=True):
+    """The agent on a compute node (`advisor agent`)."""
+
+    daemon: Annotated[
+        str | None, _says("Where the daemon takes batches (its telemetry.listen, as this node reaches it): host:port.")
+    ] = None
+    node: Annotated[str | None, _says("This node's name in Slurm, where it is not the host's short name.")] = None
+    period_s: Annotated[Seconds, _says("Seconds between two samples of the node.")] = 10.0
+    deliver_s: Annotated[Seconds, _says("Seconds between two deliveries to the daemon.")] = 60.0
+    spool: Annotated[str, _says("Folder in which samples wait for the daemon.")] = "/var/lib/slurm-advisor-agent"
+    spool_mb: Annotated[
+        int, Meta(gt=0, description="How many MB may wait; beyond that the oldest samples are dropped.")
+    ] = 64
+    perf: Annotated[str, _says("Program that counts events; empty: none are counted.")] = "perf"
+    events: Annotated[
+        tuple[str, ...],
+        _says("Groups of perf events, each a comma-separated list counted at once; none: what suits the processor."),
+    ] = ()
+
+
+class Capacities(Section, frozen=True):
+    """What the shared resources of one node can do; what is left out is that of a middling two-socket server."""
+
+    memory_gbs: Annotated[float, Meta(gt=0, description="GB/s to and from memory, all sockets together.")] = 200.0
+    llc_gbs: Annotated[float, Meta(gt=0, description="GB/s between the cores and the last-level cache.")] = 600.0
+    interconnect_gbs: Annotated[float, Meta(gt=0, description="GB/s between the sockets.")] = 60.0
+    io_gbs: Annotated[float, Meta(gt=0, description="GB/s of PCIe devices.")] = 60.0
+    disk_gbs: Annotated[float, Meta(gt=0, description="GB/s of the node's disks.")] = 2.0
+
+
+class Contention(Section, frozen=True):
+    """How jobs on one node slow each other down."""
+
+    slowdown: Annotated[
+        bool, _says("Whether the slowdown expected of jobs that run on the same nodes counts in a decision.")
+    ] = True
+    capacities: Annotated[
+        dict[str, Capacities],
+        _says("What nodes can do, by a node feature (icelake: {memory_gbs: 400}), or for all others by `default`."),
+    ] = {}
+    cpus: Annotated[
+        dict[str, str],
+        _says("Node feature → CPU (skx, icx, zen3, or perf's id) whose vendor events agent.events counts there."),
+    ] = {}
+
+
+class Gate(Section, frozen=True):
+    """What a new model version must show before it decides anything."""
+
+    tolerance: Annotated[
+        Share,
+        _says("By how much, as a share of the mean turnaround, a new version may be worse at the end of its interval."),
+    ] = 0.02
+    least_jobs: Annotated[
+        int,
+        Meta(gt=0, description="Effective number of logged jobs below which there is not enough evidence."),
+    ] = 200
+    without_overlap: Annotated[
+        Literal["predictions", "refuse"],
+        _says(
+            "Where the log never tried what the version prefers: go by its predictions of held-out jobs and by the "
+            "simulation, or refuse."
+        ),
+    ] = "predictions"
+    latency_ms: Annotated[Seconds, _says("Longest p99 of a decision with the new version, in milliseconds.")] = 5.0
+
+
+class Drift(Section, frozen=True):
+    """When the models no longer tell what happens."""
+
+    jobs_between_false_alarms: Annotated[
+        float,
+        Meta(gt=0, description="So many ended jobs, of an app or of all, lie between two false alarms on average."),
+    ] = 20_000.0
+
+
+class Processor(Section, frozen=True):
+    """What a kind of processor can do, for jobs with no history."""
+
+    tflops: Annotated[float, Meta(gt=0, description="Peak single-precision TFLOP/s of one GPU, or of one CPU core.")]
+    memory_gbs: Annotated[float, Meta(gt=0, description="Peak memory bandwidth in GB/s.")]
+    memory_gb: Annotated[float, Meta(ge=0, description="Memory of one GPU in GB; 0 where it is the node's.")] = 0.0
+
+
+class Settings(Section, frozen=True):
+    """All settings."""
+
+    paths: Paths = Paths()
+    server: Server = Server()
+    slurm: Slurm = Slurm()
+    modes: Modes = Modes()
+    exclude: Exclude = Exclude()
+    experiment: Experiment = Experiment()
+    explore: Explore = Explore()
+    policy: PolicySettings = PolicySettings()
+    log: Log = Log()
+    telemetry: Telemetry = Telemetry()
+    agent: Agent = Agent()
+    contention: Contention = Contention()
+    gate: Gate = Gate()
+    drift: Drift = Drift()
+    processors: Annotated[
+        dict[str, Processor],
+        _says("GPU types (or cpu) of this site that differ from the shipped table or are missing in it."),
+    ] = {}
+
+
+class ConfigError(Exception):
+    """The settings cannot be used; the text says which one, where it stands and what is allowed."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """One setting, its value and where the value came from."""
+
+    key: str
+    value: Any
+    default: Any
+    origin: str  # "default", "/etc/…/advisor.yaml", "$ADVISOR_…"
+    sentence: str
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """Settings together with their origins."""
+
+    settings: Settings
+    origins: tuple[Origin, ...]
+    file: str | None
+
+
+def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Loaded:
+    """Reads the settings; a file that was named must exist, the default one need not."""
+    env = os.environ if environ is None else environ
+    named = path or (Path(env["ADVISOR_CONFIG"]) if env.get("ADVISOR_CONFIG") else None)
+    file = named or DEFAULT_FILE
+    tree: dict[str, Any] = {}
+    if named is not None or file.exists():
+        tree = _read_yaml(file)
+    from_file = {key for key, _ in _leaves(tree)}
+    from_env: dict[str, str] = {}
+    for key, hint, _ in _schema(Settings):
+        variable = "ADVISOR_" + key.upper().replace(".", "__")
+        if variable in env and "__" in variable:
+            _put(tree, key, _parse_variable(variable, env[variable], hint))
+            from_env[key] = variable
+    try:
+        settings = msgspec.convert(tree, Settings, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(error, file, from_env)) from None
+    origins = []
+    for key, _, sentence in _schema(Settings):
+        if key in from_env:
+            origin = "$" + from_env[key]
+        elif any(k == key or k.startswith(key + ".") for k in from_file):
+            origin = str(file)
+        else:
+            origin = "default"
+        origins.append(Origin(key, _get(settings, key), _get(Settings(), key), origin, sentence))
+    return Loaded(settings, tuple(origins), str(file) if tree and from_file else None)
+
+
+def example() -> str:
+    """An `advisor.yaml` with every key commented out at its default, beside its sentence."""
+    lines = ["# slurm-advisor settings. Every key is shown at its default; uncomment what differs here."]
+    section = ""
+    for key, _, sentence in _schema(Settings):
+        head, _, leaf = key.rpartition(".")
+        if head != section and head:
+            lines += ["", f"#{head}:"]
+            section = head
+        elif not head:
+            lines.append("")
+        value = yaml.safe_dump(msgspec.to_builtins(_get(Settings(), key)), default_flow_style=True, width=200)
+        indent = "  " if head else ""
+        lines += [
+            f"{'#' + indent}# {sentence}",
+            f"#{indent}{leaf}: {value.removesuffix(chr(10)).removesuffix(chr(10) + '...')}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{file}: cannot be read ({error.strerror}); create it, or name another with --config"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid YAML: {str(error).replace(chr(10), ' ')}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file}: must be a map of sections, for example `modes: {{default: shadow}}`")
+    return tree
+
+
+def _parse_variable(variable: str, text: str, hint: Any) -> Any:
+    if hint is str:
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"${variable}: {text!r} is not valid YAML") from None
+
+
+def _explain(error: msgspec.ValidationError, file: Path, from_env: Mapping[str, str]) -> str:
+    text = str(error)
+    where = str(file)
+    for key, variable in from_env.items():
+        if f"$.{key}" in text:
+            where = f"${variable} or {file}"
+    return f"{where}: {text.replace('`$.', '`')}; `advisor config show` lists every setting"
+
+
+def _schema(section: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Every leaf setting: key, plain type, sentence."""
+    for name, hint in get_type_hints(section, include_extras=True).items():
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            yield from _schema(hint, f"{prefix}{name}.")
+            continue
+        plain, sentence = hint, ""
+        for extra in getattr(hint, "__metadata__", ()):
+            if isinstance(extra, Meta) and extra.description:
+                sentence = extra.description
+        if hasattr(hint, "__metadata__"):
+            plain = get_args(hint)[0]
+        yield f"{prefix}{name}", plain, sentence
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    *heads, leaf = key.split(".")
+    for head in heads:
+        inner = tree.get(head)
+        if not isinstance(inner, dict):
+            inner = tree[head] = {}
+        tree = inner
+    tree[leaf] = value
+
+
+def _get(settings: Any, key: str) -> Any:
+    for part in key.split("."):
+        settings = getattr(settings, part)
+    return settings

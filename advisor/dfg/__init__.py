@@ -1,0 +1,1 @@
+"""What a job computes: the annotation users write, its limits, and the dataflow graph it describes."""

@@ -1,0 +1,1 @@
+"""What to advise: which jobs may be changed, where they could go, and which place is best."""

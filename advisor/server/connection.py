@@ -1,0 +1,243 @@
+"""One connection to the daemon: bytes in, lines out, with bounded memory.
+
+An `asyncio.BufferedProtocol`, not streams: the reply is on its way in the same turn of the event loop in which the
+request arrived, and nothing large is allocated for it. slurmctld asks every few milliseconds at most, so each request
+finds cold caches: the less is touched before the reply, the better. A peer that stops reading stops being read;
+a line that does not end is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import msgspec
+
+from advisor import protocol
+from advisor.server.counters import Counters
+from advisor.server.journal import Sparingly
+from advisor.server.peers import Peer, peer_of
+
+log = logging.getLogger(__name__)
+
+# slurmctld holds one connection, commands come and go; each may hold one unfinished line.
+MAX_CONNECTIONS = 64
+# Between a reply and what is left to do for it. A busy machine runs whom the reply woke on the core that we are on:
+# slurmctld would wait until we are done.
+PAUSE_S = 0.001
+_READ_BYTES = 64 * 1024
+_NEWLINE = 10
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What to send back for one line, and what to do once it is sent."""
+
+    line: bytes
+    after: Callable[[], None] | None = None
+    close: bool = False
+
+
+Answering = Callable[[bytes, float], Answer | Awaitable[Answer]]
+
+
+def refusal(text: str) -> bytes:
+    """An error reply; the hook leaves the job as it is."""
+    return msgspec.json.encode(protocol.Reply(v=protocol.VERSION, error=text)) + b"\n"
+
+
+class Connections:
+    """All open connections, and what they share."""
+
+    def __init__(self, answer: Answering, counters: Counters) -> None:
+        self.answer = answer
+        self.counters = counters
+        self.allowed: frozenset[int] = frozenset()
+        self.open: set[Connection] = set()
+        self.sparingly = Sparingly(log)
+        # What is read is taken out of it at once, so all connections share it.
+        self.arriving = memoryview(bytearray(_READ_BYTES))
+
+    def new(self) -> Connection:
+        """For `loop.create_unix_server`."""
+        return Connection(self)
+
+    def make_room(self) -> None:
+        """At the limit the connection that was silent longest gives way: slurmctld must be able to return."""
+        if len(self.open) < MAX_CONNECTIONS:
+            return
+        oldest = min(self.open, key=lambda connection: connection.used_at)
+        self.counters.evicted += 1
+        self.sparingly.say(
+            logging.WARNING,
+            "evicted",
+            f"{MAX_CONNECTIONS} connections are open; closed the one that was silent longest",
+        )
+        oldest.abort()
+
+    async def drain(self, grace_s: float) -> None:
+        """Answers what has already arrived, then closes every connection once its reply is out."""
+        await asyncio.sleep(grace_s)
+        for connection in list(self.open):
+            await connection.finish()
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A peer, the line it is sending, and its replies."""
+
+    def __init__(self, shared: Connections) -> None:
+        self._shared = shared
+        self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None  # for replies, past the transport
+        self._buffer = bytearray()
+        self._searched = 0  # bytes of the buffer known to hold no newline
+        self._held = False  # the peer does not read its replies
+        self._slow: asyncio.Task[None] | None = None  # an answer that needs more than the hot path
+        self.used_at = time.monotonic()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        peer = peer_of(self._socket)
+        if peer.uid not in self._shared.allowed:
+            self._refuse(peer)
+            return
+        self._shared.make_room()
+        self._shared.open.add(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._shared.arriving
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self.used_at = time.monotonic()
+        arrived = self._shared.arriving[:nbytes]
+        if not self._buffer and arrived[-1] == _NEWLINE and not self._held and self._slow is None:
+            line = bytes(arrived[:-1])
+            if b"\n" not in line:  # one whole line, as slurmctld's hook sends it
+                self._answer(line)
+                return
+        self._buffer += arrived
+        self._advance()
+
+    def eof_received(self) -> bool:
+        return self._slow is not None  # a peer that only shut down its writing side still gets its reply
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._buffer.clear()
+        self._shared.open.discard(self)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def pause_writing(self) -> None:
+        self._held = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._held = False
+        self._advance()
+        if self._transport is not None and not self._held and self._slow is None:
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Closes at once."""
+        self._shared.open.discard(self)
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def finish(self) -> None:
+        """Closes once the answer under way is sent."""
+        if self._slow is not None:
+            await asyncio.wait({self._slow}, timeout=2.0)
+        if self._transport is not None:
+            self._transport.close()
+
+    def _refuse(self, peer: Peer) -> None:
+        self._shared.counters.refused_peers += 1
+        self._shared.sparingly.say(
+            logging.WARNING,
+            f"refused uid {peer.uid}" if self._shared.counters.refused_peers < 100 else "refused",
+            f"refused a connection from uid {peer.uid} (pid {peer.pid}); "
+            f"if it is slurmctld's user, add it to server.allowed_users",
+        )
+        assert self._transport is not None
+        self._transport.write(
+            refusal(f"uid {peer.uid} may not ask this daemon; an admin may add it to server.allowed_users")
+        )
+        self._transport.close()
+
+    def _advance(self) -> None:
+        """Answers every complete line, as long as the peer takes the answers."""
+        while self._transport is not None and not self._held and self._slow is None:
+            end = self._buffer.find(b"\n", self._searched)
+            if end < 0:
+                self._searched = len(self._buffer)
+                if self._searched > protocol.MAX_LINE:
+                    self._too_long()
+                return
+            if end > protocol.MAX_LINE:
+                self._too_long()
+                return
+            line = bytes(memoryview(self._buffer)[:end])
+            del self._buffer[: end + 1]
+            self._searched = 0
+            self._answer(line)
+
+    def _answer(self, line: bytes) -> None:
+        answer = self._shared.answer(line, time.perf_counter())
+        if isinstance(answer, Answer):
+            self._send(answer)
+        elif self._transport is not None:
+            self._transport.pause_reading()
+            self._slow = asyncio.ensure_future(self._send_later(answer))
+
+    async def _send_later(self, awaited: Awaitable[Answer]) -> None:
+        answer = await awaited
+        self._slow = None
+        self._send(answer)
+        self._advance()
+        if self._transport is not None and not self._held and self._slow is None:
+            self._transport.resume_reading()
+
+    def _send(self, answer: Answer) -> None:
+        self._write(answer.line)
+        if answer.after is not None:
+            asyncio.get_running_loop().call_later(PAUSE_S, answer.after)
+        if answer.close:
+            self._close()
+
+    def _write(self, line: bytes) -> None:
+        """Hands the line to the kernel now: a transport may put it off until the end of the loop's turn."""
+        transport = self._transport
+        if transport is None:
+            return
+        if self._socket is not None and not transport.get_write_buffer_size():
+            sent = 0
+            with contextlib.suppress(OSError):  # full, or the peer is gone: the transport knows what to do
+                sent = self._socket.send(line)
+            if sent == len(line):
+                return
+            line = line[sent:]
+        transport.write(line)
+
+    def _too_long(self) -> None:
+        self._shared.counters.bad_requests += 1
+        if self._transport is not None:
+            self._transport.write(refusal(f"a request is one line of at most {protocol.MAX_LINE} bytes"))
+        self._close()
+
+    def _close(self) -> None:
+        self._buffer.clear()
+        self._searched = 0
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None

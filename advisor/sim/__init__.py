@@ -1,0 +1,1 @@
+"""The discrete-event simulator that runs the daemon's own decision code."""

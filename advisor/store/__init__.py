@@ -1,0 +1,1 @@
+"""The SQLite log of decisions and outcomes."""

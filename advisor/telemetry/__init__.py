@@ -1,0 +1,1 @@
+"""Outcomes and counters: the sacct collector, and the agent on each node."""

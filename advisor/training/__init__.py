@@ -1,0 +1,1 @@
+"""Learning from the simulator and from the log."""

@@ -1,0 +1,196 @@
+"""Actor-critic training of the learned policy, from top to bottom.
+
+Each iteration plays a few tasks with the present policy and forks some of their decisions: every place is tried with
+the same future. That gives the advantage of each action almost without noise, so the actor's loss is the policy's
+expected regret, summed over all actions instead of sampled; the critic learns what states cost, and may speak for what
+lies beyond a fork's horizon. Same recipe and seed, same weights, byte for byte, also after being killed and resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from advisor.policy.learned.network import PlacementNetwork, Without
+from advisor.policy.learned.shapes import Weights
+from advisor.training.batches import Forked, assemble, feature_ranges, softmin
+from advisor.training.distributed import average_gradients, world_rank
+from advisor.training.environment import Environment
+from advisor.training.recipe import Recipe
+from advisor.training.tasks import Mixture, draw_task
+
+# Tasks of validation have seeds of their own.
+VALIDATION_SEED = 1_000_000
+
+
+class Trainer:
+    """A training run, which can be stopped at any iteration and go on from its `state`."""
+
+    def __init__(
+        self, recipe: Recipe, seed: int | None = None, environments: Sequence[Environment] | None = None
+    ) -> None:
+        """`environments`: in place of tasks drawn from the recipe's mixture."""
+        torch.set_num_threads(1)
+        self.recipe = recipe
+        self.seed = recipe.seed if seed is None else seed
+        self.network = PlacementNetwork(self.seed, Without(**dict.fromkeys(recipe.without, True)))
+        self.adam = torch.optim.Adam(self.network.parameters(), lr=recipe.learning_rate)
+        self.iteration = 0
+        self.replay: list[Forked] = []
+        self.curve: list[dict[str, float]] = []
+        rank, _ = world_rank()
+        self._rng = np.random.default_rng([self.seed, rank])
+        self._environments: dict[int, Environment] = dict(enumerate(environments or ()))
+        self._validation: list[Environment] = []
+
+    @property
+    def last(self) -> int:
+        """How many iterations there are in all."""
+        return self.recipe.iterations + self.recipe.meta_iterations
+
+    def step(self) -> dict[str, float]:
+        """One iteration; what it lost."""
+        recipe = self.recipe
+        part = min(self.iteration / max(recipe.iterations, 1), 1.0)
+        rate = recipe.learning_rate * recipe.final_rate**part
+        weights = self.network.export()
+        chosen = self._next_tasks()
+        if self.iteration < recipe.iterations:
+            self.replay = [*self.replay, assemble(self.collect(chosen, weights), recipe.horizon)][-recipe.replay :]
+            for _ in range(recipe.steps):
+                # The newest, and what chance takes from memory.
+                drawn = self._rng.integers(len(self.replay), size=recipe.together - 1)
+                losses = self._update(self.adam, [self.replay[-1], *(self.replay[k] for k in drawn)], rate)
+        else:
+            losses = self._reptile(chosen, weights)
+        self.iteration += 1
+        return losses
+
+    def _next_tasks(self) -> list[Environment]:
+        rank, world = world_rank()
+        first = (self.iteration * world + rank) * self.recipe.tasks_each
+        return [self._environment((first + k) % self.recipe.tasks) for k in range(self.recipe.tasks_each)]
+
+    def _environment(self, number: int) -> Environment:
+        if number not in self._environments:
+            task = draw_task(self.seed * 10_000 + number, self.recipe.mixture)
+            self._environments[number] = Environment(task, self.network.export(), not self.network.without.beliefs)
+        return self._environments[number]
+
+    def collect(self, chosen: Sequence[Environment], weights: Weights) -> list[tuple[Environment, Any]]:
+        """Plays tasks with these weights and forks some decisions of each."""
+        recipe, parts = self.recipe, []
+        for env in chosen:
+            env.set_weights(weights)
+            jobs = len(env.world.job)
+            at = self._rng.choice(jobs - 20, size=recipe.forks, replace=False)
+            chance = self._rng.random(jobs)
+            forks = env.fork(
+                at, recipe.horizon, recipe.objective, True, recipe.temperature, chance, recipe.bootstrap, recipe.tail
+            )
+            parts.append((env, forks))
+        return parts
+
+    def _update(self, optimizer: torch.optim.Optimizer, drawn: Sequence[Forked], rate: float) -> dict[str, float]:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        for forked in drawn:
+            loss, losses = loss_of(self.network, forked, self.recipe)
+            (loss / len(drawn)).backward()  # type: ignore[no-untyped-call]
+        average_gradients(self.network)
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        optimizer.step()
+        return losses
+
+    def _reptile(self, chosen: Sequence[Environment], weights: Weights) -> dict[str, float]:
+        """A few steps on one task, then a part of the way there: what is common to all tasks' ways stays."""
+        recipe = self.recipe
+        before = {name: p.detach().clone() for name, p in self.network.named_parameters()}
+        moved = {name: torch.zeros_like(p) for name, p in before.items()}
+        for env in chosen:
+            forked = assemble(self.collect([env], weights), recipe.horizon)
+            inner = torch.optim.SGD(self.network.parameters(), lr=recipe.inner_rate)
+            for _ in range(recipe.inner_steps):
+                losses = self._update(inner, [forked], recipe.inner_rate)
+            with torch.no_grad():
+                for name, p in self.network.named_parameters():
+                    moved[name] += (p - before[name]) / len(chosen)
+                    p.copy_(before[name])
+        with torch.no_grad():
+            for name, p in self.network.named_parameters():
+                p.add_(recipe.outer_rate * moved[name])
+        return losses
+
+    def score_on(self, first_seed: int, mixture: Mixture) -> None:
+        """Validates on these tasks from now on."""
+        weights, believing = self.network.export(), not self.network.without.beliefs
+        seeds = range(first_seed, first_seed + self.recipe.validation)
+        self._validation = [Environment(draw_task(seed, mixture), weights, believing) for seed in seeds]
+
+    def validate(self) -> dict[str, float]:
+        """Gain over the arithmetic on tasks that are never trained on, in training's own simulator."""
+        if not self._validation:
+            self.score_on(VALIDATION_SEED, self.recipe.mixture)
+        weights = self.network.export()
+        gains, tails = [], []
+        for env in self._validation:
+            env.set_weights(weights)
+            learned = env.play()
+            gains.append(env.arithmetic.of(self.recipe.objective) / learned.of(self.recipe.objective))
+            tails.append(learned.p99 / env.arithmetic.p99)
+        point = {"iteration": float(self.iteration), "gain": float(np.mean(gains)), "p99": float(np.mean(tails))}
+        self.curve.append(point)
+        return point
+
+    def weights(self) -> Weights:
+        """The present weights, with the ranges of features they were trained on."""
+        if not self.replay:
+            return self.network.export()
+        return self.network.export(feature_ranges(self.replay))
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a run needs to go on as if it had never stopped."""
+        return {
+            "network": self.network.state_dict(),
+            "adam": self.adam.state_dict(),
+            "iteration": self.iteration,
+            "replay": [vars(f.batch) | {"cost": f.cost, "whole": f.whole} for f in self.replay],
+            "curve": self.curve,
+            "rng": self._rng.bit_generator.state,
+            "draw": self.network.generator_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from a `state`."""
+        from advisor.policy.learned.network import Batch
+
+        self.network.load_state_dict(state["network"])
+        self.adam.load_state_dict(state["adam"])
+        self.iteration = state["iteration"]
+        self.replay = [
+            Forked(Batch(**{k: v for k, v in f.items() if k not in ("cost", "whole")}), f["cost"], f["whole"])
+            for f in state["replay"]
+        ]
+        self.curve = list(state["curve"])
+        self._rng.bit_generator.state = state["rng"]
+        self.network.restore_generator(state["draw"])
+
+
+def loss_of(network: PlacementNetwork, forked: Forked, recipe: Recipe) -> tuple[torch.Tensor, dict[str, float]]:
+    """Actor + critic (− entropy), and what each part is."""
+    batch = forked.batch
+    residuals, value = network(batch, recipe.samples)
+    score = batch.wait * torch.exp(residuals[:, 0]) + batch.run * torch.exp(residuals[:, 1])
+    if network.without.residual:
+        score = batch.scale * torch.exp(3.0 * residuals).sum(1)
+    chance = softmin(score, batch, recipe.temperature)
+    count = len(forked.whole)
+    actor = (chance * forked.cost.clamp(max=recipe.most_regret)).sum() / count
+    critic = torch.nn.functional.huber_loss(value, torch.log(forked.whole.clamp(min=1e-3)))
+    entropy = -(chance * torch.log(chance.clamp(min=1e-9))).sum() / count
+    loss = actor + recipe.critic * critic - recipe.entropy * entropy + recipe.shrink * (residuals**2).mean()
+    return loss, {"actor": float(actor.detach()), "critic": float(critic.detach()), "entropy": float(entropy.detach())}

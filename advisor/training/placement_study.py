@@ -1,0 +1,136 @@
+"""The learned policy beside every other one, on clusters and workloads never trained on, in the real simulator.
+
+Each task is one seed: its own processors, partitions, apps and load. All policies see the same expectations of run
+times; gains are the other's average completion time over ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from advisor.config import Processor
+from advisor.performance.processors import load
+from advisor.policy.arithmetic import EarliestFinish
+from advisor.policy.learned import LearnedPolicy
+from advisor.policy.learned.shapes import Weights
+from advisor.sim.daemon import run_daemon
+from advisor.sim.embedded import ENFORCING
+from advisor.sim.engine import Schedule
+from advisor.sim.knowledge import Settled
+from advisor.sim.oracle import find_best
+from advisor.sim.stepping import run_stepwise
+from advisor.sim.stepwise import Heft, Paragon
+from advisor.training.environment import Environment, Result
+from advisor.training.evaluation import engine_of, figures, run_policy, run_rule
+from advisor.training.tasks import Mixture, Task, draw_task
+
+# Scored once; nothing was tuned on these.
+FIRST_SEED = 9_000_000
+RULES = ("earliest-start", "fastest", "random", "slurm-default", "shortest-first")
+
+Progress = Callable[[str], None]
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """A mean over seeds with its 95 % interval (bootstrap)."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def interval(values: Sequence[float], seed: int = 0) -> Interval:
+    """Mean and interval of one figure for each seed."""
+    array = np.asarray(values, dtype=np.float64)
+    draws = np.random.default_rng(seed).integers(len(array), size=(4000, len(array)))
+    low, high = np.quantile(array[draws].mean(axis=1), [0.025, 0.975])
+    return Interval(round(float(array.mean()), 4), round(float(low), 4), round(float(high), 4))
+
+
+def compare(weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Progress) -> dict[str, list[Result]]:
+    """Each policy's figures, one for each seed."""
+    found: dict[str, list[Result]] = {}
+    for number, seed in enumerate(seeds):
+        task = draw_task(seed, mixture)
+        env = Environment(task, weights)
+        runs: dict[str, Schedule] = {"learned": run_policy(env), "arithmetic": run_policy(env, learned=False)}
+        for name in RULES:
+            runs[name] = run_rule(task, name)
+        runs["paragon"] = _paragon(task, seed)
+        for name, schedule in runs.items():
+            found.setdefault(name, []).append(figures(task, schedule))
+        progress(f"task {number + 1} of {len(seeds)}")
+    return found
+
+
+def _paragon(task: Task, seed: int) -> Schedule:
+    engine = engine_of(task)
+    return run_stepwise(engine, Paragon(engine, "oracle", seed))
+
+
+def gains(found: dict[str, list[Result]], over: str) -> list[float]:
+    """The other's average completion time over ours, for each seed."""
+    return [other.avg_jct / ours.avg_jct for other, ours in zip(found[over], found["learned"], strict=True)]
+
+
+def against_oracle(
+    weights: Weights, seeds: Sequence[int], mixture: Mixture, effort: float, progress: Progress
+) -> list[dict[str, float]]:
+    """Our p99 over that of the best schedule found, for each seed; the search knows the future, we do not."""
+    rows = []
+    for number, seed in enumerate(seeds):
+        task = draw_task(seed, mixture)
+        ours = figures(task, run_policy(Environment(task, weights)))
+        plain = figures(task, run_policy(Environment(task, weights), learned=False))
+        best = figures(task, find_best(engine_of(task), "avg_jct", seed % 1000, effort).schedule)
+        rows.append(
+            {
+                "p99": ours.p99 / best.p99,
+                "avg_jct": ours.avg_jct / best.avg_jct,
+                "arithmetic_p99": plain.p99 / best.p99,
+            }
+        )
+        progress(f"oracle {number + 1} of {len(seeds)}")
+    return rows
+
+
+def in_the_daemon(weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Progress) -> list[float]:
+    """Gain over the arithmetic when every submission goes through the daemon's own decision and guardrails."""
+    found = []
+    for number, seed in enumerate(seeds):
+        task = draw_task(seed, mixture)
+        table = {"cpu": load()["cpu"]} | {
+            place.processor: Processor(*(math.exp(f) * unit for f, unit in zip(row, (15.7, 900.0, 32.0), strict=True)))
+            for place, row in zip(task.cluster.places, task.figures, strict=True)
+        }
+        settings = msgspec.structs.replace(ENFORCING, processors=table)
+        jct = [
+            figures(task, run_daemon(engine_of(task), 0, settings, policy)).avg_jct
+            for policy in (EarliestFinish(table), LearnedPolicy(weights, table))
+        ]
+        found.append(jct[0] / jct[1])
+        progress(f"daemon {number + 1} of {len(seeds)}: {found[-1]:.3f}")
+    return found
+
+
+def workflows(weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Progress) -> dict[str, list[Result]]:
+    """Jobs that wait for others: ours, the arithmetic, ours with what comes after hidden from it, and HEFT."""
+    found: dict[str, list[Result]] = {}
+    for number, seed in enumerate(seeds):
+        task = draw_task(seed, mixture)
+        blind = msgspec.structs.replace(task, after=np.zeros_like(task.after))
+        engine = engine_of(task)
+        runs = {
+            "learned": run_policy(Environment(task, weights)),
+            "learned, graph ignored": run_policy(Environment(blind, weights)),
+            "arithmetic": run_policy(Environment(task, weights), learned=False),
+            "heft": run_stepwise(engine, Heft(engine, Settled())),
+        }
+        for name, schedule in runs.items():
+            found.setdefault(name, []).append(figures(task, schedule))
+        progress(f"workflows {number + 1} of {len(seeds)}")
+    return found

@@ -1,0 +1,77 @@
+"""What the jobs that have ended tell of run times: a normal posterior for each app over the cluster's processors.
+
+The logarithm of an app's run time on a type is what its annotation (or its limit) tells, off by an error that all types
+share and a smaller one of each type; runs are spread around it. All normal, so the posterior is a few lines of algebra.
+In training this stands for the daemon's run-time model, which knows more and takes longer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from advisor.policy.learned.shapes import Floats, Ints
+from advisor.training.tasks import Task
+from advisor.training.world import END, EXPECTED, SPREAD, START, State, World
+
+SHARED_SD, OWN_SD, NOISE_SD = 1.0, 0.35, 0.35
+
+
+class RunTimes:
+    """Beliefs about a task's apps; starts from what annotations and limits tell, and from runs seen before."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        apps, places = len(task.graphs), task.told.shape[1]
+        prior = SHARED_SD**2 + OWN_SD**2 * np.eye(places)
+        self._precision = np.repeat(np.linalg.inv(prior)[None], apps, axis=0)
+        self._weighted = np.zeros((apps, places))
+        self._seen = np.zeros(len(task.app), dtype=np.bool_)
+
+    def for_task(self, task: Task) -> RunTimes:
+        """The same beliefs about apps for another workload of the same site."""
+        other = RunTimes(task)
+        count = min(len(self._precision), len(other._precision))
+        other._precision[:count], other._weighted[:count] = self._precision[:count], self._weighted[:count]
+        return other
+
+    def observe(self, jobs: Ints, places: Ints, seconds: Floats) -> None:
+        """Runs that have ended, `seconds` being without slowdown as far as that is known."""
+        off = np.log(seconds / self._task.told[jobs, places])
+        for job, place, error in zip(jobs, places, off, strict=True):
+            app = self._task.app[job]
+            self._precision[app, place, place] += 1.0 / NOISE_SD**2
+            self._weighted[app, place] += error / NOISE_SD**2
+
+    def expected(self) -> tuple[Floats, Floats]:
+        """Run times [job, place] with the arithmetic's slowdown, inf where they cannot run, and their spread."""
+        task = self._task
+        covariance = np.linalg.inv(self._precision)
+        mean = np.einsum("apq,aq->ap", covariance, self._weighted)
+        variance = np.diagonal(covariance, axis1=1, axis2=2) + NOISE_SD**2
+        spread = np.minimum(np.sqrt(variance), 1.0)
+        seconds = task.told * np.exp(mean[task.app] + spread[task.app] ** 2 / 2) * task.slow
+        return np.where(np.isfinite(task.expected), seconds, np.inf), spread[task.app]
+
+    def learn_from(self, world: World, state: State, now: float) -> None:
+        """Takes in what has ended by now, and tells the policy."""
+        ended = np.flatnonzero((state.place >= 0) & (state.times[:, END] <= now) & ~self._seen)
+        self._seen[ended] = True
+        places = state.place[ended]
+        took = (state.times[ended, END] - state.times[ended, START]) / self._task.slow[ended, places]
+        self.observe(ended, places, np.maximum(took, 1.0))
+        self.tell(world)
+
+    def tell(self, world: World) -> None:
+        """Writes the present beliefs where the policy reads them."""
+        world.pair[:, :, EXPECTED], world.pair[:, :, SPREAD] = self.expected()
+
+
+def tell_truth(task: Task, world: World) -> None:
+    """The mean run times themselves, as after very many runs: what the best informed policy would know."""
+    runs = RunTimes(task)
+    for place in range(task.told.shape[1]):
+        jobs = np.flatnonzero(np.isfinite(task.expected[:, place]))
+        # Each app's typical run, seen so often that the prior no longer counts.
+        for _ in range(20):
+            runs.observe(jobs, np.full(len(jobs), place), task.mean[jobs, place])
+    runs.tell(world)

@@ -1,0 +1,145 @@
+"""The learned policy behind the daemon's interface: the arithmetic when untrained, corrected when trained."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from advisor.performance.processors import load
+from advisor.policy.arithmetic import EarliestFinish
+from advisor.policy.learned import LearnedPolicy, load_or_arithmetic
+from advisor.policy.learned.files import Card, write_model
+from advisor.policy.learned.shapes import CANDIDATE_FEATURES, GLOBAL_FEATURES, RANGES, zero_weights
+from advisor.policy.plans import plan, read
+from tests.policy.site import BUSY, NODES, NOW, running, settings, snapshot, submission
+
+
+def choice(snap, **fields):
+    """The job's shape and its candidates, as the decision finds them."""
+    request = submission(**fields)
+    found = plan(request, read(request), snap, settings(), load()).choice
+    assert found is not None
+    return found
+
+
+def trained(**changes):
+    """Weights that are zero apart from these."""
+    weights = zero_weights()
+    return weights._replace(**{name: np.asarray(value, dtype=float) for name, value in changes.items()})
+
+
+def test_without_training_it_predicts_what_the_arithmetic_predicts():
+    snap = snapshot(*BUSY)
+    found = choice(snap)
+    arithmetic = EarliestFinish(load()).predict(found.shape, found.candidates, snap, NOW)
+    learned = LearnedPolicy(zero_weights(), load())
+    for _ in range(3):  # what it remembers changes nothing
+        assert learned.predict(found.shape, found.candidates, snap, NOW) == arithmetic
+    assert learned.unsure == 0
+
+
+def test_a_trained_network_changes_scores_and_nothing_else():
+    snap = snapshot(*BUSY)
+    found = choice(snap)
+    arithmetic = EarliestFinish(load()).predict(found.shape, found.candidates, snap, NOW)
+    # Waits count double, run times half.
+    policy = LearnedPolicy(trained(head_b3=[np.log(2.0), np.log(0.5)]), load())
+    learned = policy.predict(found.shape, found.candidates, snap, NOW)
+    for before, after in zip(arithmetic, learned, strict=True):
+        assert (after.wait_s, after.run_s, after.reason) == (before.wait_s, before.run_s, before.reason)
+        factor = 1.5 * np.tanh(np.log(2.0) / 1.5)
+        expected = before.wait_s * np.exp(factor) + before.run_s * before.slowdown * np.exp(-factor)
+        assert after.score == pytest.approx(expected)
+    assert {p.candidate for p in learned} == {p.candidate for p in arithmetic}
+
+
+def test_what_it_was_not_trained_for_is_left_to_the_arithmetic():
+    snap = snapshot(*BUSY)
+    found = choice(snap)
+    narrow = np.full(len(CANDIDATE_FEATURES), 0.0)
+    policy = LearnedPolicy(trained(head_b3=[1.0, -1.0], range_low=narrow - 0.001, range_high=narrow + 0.001), load())
+    arithmetic = EarliestFinish(load()).predict(found.shape, found.candidates, snap, NOW)
+    assert policy.predict(found.shape, found.candidates, snap, NOW) == arithmetic
+    assert policy.unsure == 1
+    far = np.full(len(GLOBAL_FEATURES), 1e6)
+    policy = LearnedPolicy(trained(head_b3=[1.0, -1.0], moment_low=far, moment_high=far), load())
+    assert policy.predict(found.shape, found.candidates, snap, NOW) == arithmetic
+    assert policy.unsure == 1
+
+
+def test_a_new_snapshot_and_other_pools_are_taken_in():
+    policy = LearnedPolicy(trained(head_b3=[0.1, 0.0]), load())
+    first = snapshot(*BUSY)
+    policy.observe(first)
+    second = snapshot(*BUSY, running("k1", 2, "k80", hours=5))
+    found = choice(second)
+    assert len(policy.predict(found.shape, found.candidates, second, NOW + 60)) == len(found.candidates)
+    fewer = snapshot(nodes=tuple(node for node in NODES if node.name != "k2"))
+    again = choice(fewer)
+    assert len(policy.predict(again.shape, again.candidates, fewer, NOW + 120)) == len(again.candidates)
+
+
+def test_the_same_submissions_in_the_same_order_give_the_same_predictions():
+    rng = np.random.default_rng(0)
+    weights = zero_weights()
+    weights = weights._replace(
+        **{
+            name: rng.normal(size=getattr(weights, name).shape) * 0.2
+            for name in weights._fields
+            if name not in ("belief", "alone", "belief_parameters", *RANGES)
+        }
+    )
+    snap = snapshot(*BUSY)
+    found = choice(snap)
+
+    def told():
+        policy = LearnedPolicy(weights, load())
+        return [policy.predict(found.shape, found.candidates, snap, NOW + step) for step in range(4)]
+
+    assert told() == told()
+    # The second submission knows of the first.
+    assert [p.score for p in told()[0]] != [p.score for p in told()[1]]
+
+
+def test_an_annotated_job_is_scored_by_its_graph():
+    snap = snapshot(*BUSY, history={})
+    script = "#!/bin/bash\n#ADVISOR kernels:\n#ADVISOR   a: {on: [gpu], work: %s, memory: %s}\n"
+    rng = np.random.default_rng(1)
+    weights = zero_weights()
+    weights = weights._replace(
+        **{
+            name: rng.normal(size=getattr(weights, name).shape)
+            for name in ("kernel_w", "head_w1", "head_w2", "head_w3")
+        }
+    )
+    scores = []
+    for work, memory in (("8.0e15", "1G"), ("8.0e15", "30G")):
+        found = choice(snap, script_head=script % (work, memory))
+        policy = LearnedPolicy(weights, load())
+        plain = EarliestFinish(load()).predict(found.shape, found.candidates, snap, NOW)
+        learned = policy.predict(found.shape, found.candidates, snap, NOW)
+        scores.append([after.score / before.score for before, after in zip(plain, learned, strict=True)])
+    assert scores[0] != scores[1]
+
+
+def test_a_missing_or_damaged_model_leaves_the_arithmetic_in_charge(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert load_or_arithmetic(tmp_path / "none", load()).name == "earliest-finish"
+    assert "the arithmetic decides" in caplog.text
+    write_model(tmp_path / "model", zero_weights(), Card("mine"))
+    assert load_or_arithmetic(tmp_path / "model", load()).name == "learned"
+    (tmp_path / "model" / "weights.safetensors").write_bytes(b"no weights")
+    assert load_or_arithmetic(tmp_path / "model", load()).name == "earliest-finish"
+    assert load_or_arithmetic(None, load()).name == "earliest-finish"
+
+
+def test_the_policy_needs_neither_torch_nor_numba():
+    code = (
+        "import sys, advisor.policy.learned; "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'numba', 'pgmpy', 'torch_geometric')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

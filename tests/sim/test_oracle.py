@@ -1,0 +1,146 @@
+"""The oracle: schedules that can be run, as good as the best there is where that is known, and bounds below them."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from advisor.policy.gavel.matching import match
+from advisor.sim.bound import OBJECTIVES, lower_bound
+from advisor.sim.cluster import parse_cluster
+from advisor.sim.engine import Engine
+from advisor.sim.oracle import OracleError, find_best, measured
+from advisor.sim.simulate import simulate
+from advisor.sim.workload import SimJob, Workload
+
+SMALL = parse_cluster("v100=1,k80=2")
+
+
+def workload(jobs) -> Workload:
+    """Jobs from (submit, seconds on v100, seconds on k80, GPUs)."""
+    made = [
+        SimJob(id=str(i), submit=submit, gpus=gpus, nodes=gpus, run_time={"v100": fast, "k80": slow})
+        for i, (submit, fast, slow, gpus) in enumerate(jobs)
+    ]
+    return Workload("w", tuple(sorted(made, key=lambda job: job.submit)))
+
+
+@st.composite
+def workloads(draw, most=6, wide=False):
+    seconds = st.integers(10, 1000).map(float)
+    gpus = st.sampled_from((1, 1, 2)) if wide else st.just(1)
+    jobs = [
+        (float(draw(st.integers(0, 800))), draw(seconds), draw(seconds), draw(gpus))
+        for _ in range(draw(st.integers(1, most)))
+    ]
+    return workload(jobs)
+
+
+def exhaustive(engine: Engine, objective: str) -> float:
+    """The best of all orders and places of one-GPU jobs, each started as soon as its place has a GPU."""
+    best = math.inf
+    n = len(engine.workload.jobs)
+    counts = [1, 2]
+    for order in itertools.permutations(range(n)):
+        for places in itertools.product((0, 1), repeat=n):
+            free = [[0.0] * count for count in counts]
+            end = np.zeros(n)
+            for j in order:
+                line = free[places[j]]
+                k = min(range(len(line)), key=line.__getitem__)
+                start = max(line[k], engine.jobs.submit[j])
+                line[k] = end[j] = start + engine.jobs.run[j, places[j]]
+            jct = end - engine.jobs.submit
+            value = {"avg_jct": jct.mean(), "makespan": end.max() - engine.jobs.submit.min(), "p99_jct": jct.max()}
+            best = min(best, float(value[objective]))
+    return best
+
+
+def assert_runnable(engine, schedule):
+    submit = engine.jobs.submit
+    assert (schedule.start >= submit).all()
+    assert schedule.end == pytest.approx(schedule.start + engine.jobs.run[np.arange(len(submit)), schedule.place])
+    moments = sorted({*schedule.start})
+    for now in moments:
+        on = [j for j in range(len(submit)) if schedule.start[j] <= now < schedule.end[j]]
+        used = [node for j in on for node in schedule.nodes_of(j)]
+        assert len(used) == len(set(used)), "a GPU was given twice"
+
+
+@settings(max_examples=12, deadline=None)
+@given(workloads(most=4), st.sampled_from(OBJECTIVES))
+def test_small_workloads_get_the_best_schedule_there_is(work, objective):
+    engine = Engine(SMALL, work)
+    found = find_best(engine, objective, effort=0.5)
+    assert_runnable(engine, found.schedule)
+    best = exhaustive(engine, objective)
+    assert found.value_s <= best * 1.001
+    assert found.bound_s <= found.value_s * (1 + 1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(workloads(most=12, wide=True), st.sampled_from(OBJECTIVES))
+def test_nothing_is_below_the_bound_and_the_oracle_is_no_worse_than_any_rule(work, objective):
+    engine = Engine(SMALL, work)
+    found = find_best(engine, objective, effort=0.2)
+    assert_runnable(engine, found.schedule)
+    for rule in ("earliest-finish", "shortest-first", "earliest-start"):
+        (outcome,) = simulate(work, SMALL, [rule])
+        value = measured(engine, outcome.schedule, objective)
+        assert found.bound_s <= value * (1 + 1e-6)
+        assert found.value_s <= value * (1.02 if objective != "avg_jct" else 1.0) + 1e-6
+
+
+def test_the_oracle_knows_what_is_still_to_come():
+    # A greedy rule starts the long job at once; whoever knows that ten short ones follow lets it wait.
+    jobs = [(0.0, 1000.0, 1e6, 1)] + [(1.0 + i, 10.0, 1e6, 1) for i in range(10)]
+    cluster = parse_cluster("v100=1,k80=1")
+    found = find_best(Engine(cluster, workload(jobs)), "avg_jct")
+    assert found.schedule.start[0] >= 100
+    (greedy,) = simulate(workload(jobs), cluster, ["shortest-first"])
+    assert found.value_s / 3600 < greedy.row.avg_jct_h / 2
+
+
+def test_jobs_that_wait_for_others_start_after_them():
+    jobs = tuple(
+        SimJob(
+            id=str(i), submit=0.0, gpus=1, run_time={"v100": 100.0, "k80": 150.0}, depends=(str(i - 1),) if i else ()
+        )
+        for i in range(5)
+    )
+    found = find_best(Engine(SMALL, Workload("chain", jobs)), "makespan", effort=0.5)
+    assert (found.schedule.start[1:] >= found.schedule.end[:-1]).all()
+    assert found.value_s == pytest.approx(500.0)
+
+
+def test_one_unit_jobs_from_the_start_are_matched_exactly():
+    rng = np.random.default_rng(0)
+    run = rng.uniform(10, 1000, (5, 2))
+    _, _, total = match(run)
+    best = math.inf
+    for places in itertools.product((0, 1), repeat=5):
+        value = 0.0
+        for unit in (0, 1):
+            lengths = sorted(run[j, unit] for j in range(5) if places[j] == unit)
+            value += sum(itertools.accumulate(lengths))
+        best = min(best, value)
+    assert total == pytest.approx(best)
+
+
+def test_same_seed_same_schedule():
+    work = workload([(10.0 * i, 100.0 + 13 * i, 300.0 - 7 * i, 1) for i in range(20)])
+    one, two = (find_best(Engine(SMALL, work), "makespan", seed=3, effort=0.1).schedule for _ in range(2))
+    assert one.to_bytes() == two.to_bytes()
+
+
+def test_too_many_jobs_are_refused_with_the_number_allowed():
+    work = workload([(0.0, 1.0, 1.0, 1)] * 2001)
+    with pytest.raises(OracleError, match=r"2001 jobs are too many.*2,000"):
+        find_best(Engine(SMALL, work))
+
+
+def test_an_empty_workload_has_a_bound_of_nothing():
+    assert lower_bound(Engine(SMALL, Workload("none", ())), "avg_jct") == 0.0

@@ -1,0 +1,103 @@
+"""What is read from the log of a real run, and how schedules are compared; the real run is in tests/slurm."""
+
+import msgspec
+import pytest
+
+from advisor.sim.cluster import Place, SimCluster, SimNode
+from advisor.sim.truth.choices import node_choices
+from advisor.sim.truth.compare import Times, agree, measure, slurm_parameters
+from advisor.sim.truth.drive import DriveError, Ran, drive
+from advisor.sim.truth.log import Record, read_log
+from advisor.sim.truth.workload import make_workload, sbatch_options
+from advisor.sim.workload import SimJob, Workload
+
+# As 24.11 writes it; the fourth digit group is milliseconds.
+LOG = """\
+[2026-11-16T06:35:14.203] Set debug level to 'debug2'
+[2026-11-16T06:35:14.406] _slurm_rpc_submit_batch_job: JobId=1 InitPrio=1 usec=11177
+[2026-11-16T06:35:14.483] debug:  sched/backfill: _attempt_backfill: beginning
+[2026-11-16T06:35:14.486] sched/backfill: _start_job: Started JobId=1 in p100 on p1
+[2026-11-16T06:35:14.829] _slurm_rpc_submit_batch_job: JobId=3 InitPrio=1 usec=1375
+[2026-11-16T06:35:16.005] debug:  sched: Running job scheduler for default depth.
+[2026-11-16T06:35:16.497] debug:  sched/backfill: _attempt_backfill: beginning
+[2026-11-16T06:35:16.601] _job_complete: JobId=1 done
+[2026-11-16T06:35:16.650] debug2: _slurm_rpc_epilog_complete: JobId=1 Node=p1 usec=120
+[2026-11-16T06:35:17.017] debug:  sched: Running job scheduler for default depth.
+[2026-11-16T06:35:17.017] sched: Allocate JobId=3 NodeList=p[1-2] #CPUs=2 Partition=p100
+[2026-11-16T06:35:19.135] _job_complete: JobId=3 done
+"""
+
+
+def test_the_log_tells_when_jobs_came_started_where_and_by_whom_and_ended():
+    log = read_log(LOG.splitlines())
+    first, other = log.jobs[1], log.jobs[3]
+    assert other.submit - first.submit == pytest.approx(0.423, abs=1e-6)
+    assert (first.by_backfill, first.nodes, first.partition) == (True, ("p1",), "p100")
+    assert (other.by_backfill, other.nodes) == (False, ("p1", "p2"))
+    assert first.freed - first.end == pytest.approx(0.049, abs=1e-6)
+    assert other.freed is None
+    assert other.complete
+    assert len(log.cycles) == len(log.passes) == 2
+
+
+def test_latencies_are_measured_not_given():
+    log = read_log(LOG.splitlines())
+    jobs = tuple(SimJob(id=str(i), submit=0, run_time={"any": 2.0}, time_limit=60) for i in range(2))
+    found = measure(Ran((log.jobs[1], log.jobs[3]), log), Workload("w", jobs), nominal_interval_s=2.0)
+    assert found.launch_s == pytest.approx((0.115 + 0.118) / 2, abs=1e-6)
+    assert found.complete_s == pytest.approx(0.049 / 2, abs=1e-6)
+    assert found.cycle_s == pytest.approx(1.012, abs=1e-6)
+    assert found.backfill_interval_s == pytest.approx(2.014, abs=1e-6)
+    # Two submissions and one end that a look followed; nothing looked after the last end.
+    assert found.cycle_latency_s == pytest.approx((1.599 + 1.176 + 0.416) / 3, abs=1e-6)
+
+
+def test_scheduler_parameters_are_read_by_name():
+    text = "SchedulerParameters     = bf_interval=2,bf_continue,sched_interval=2\nSchedulerType = sched/backfill\n"
+    assert slurm_parameters(text) == {"bf_interval": "2", "bf_continue": "", "sched_interval": "2"}
+    assert slurm_parameters("SchedulerParameters     = (null)\n") == {}
+
+
+def times(start, nodes=("a", "a", "b")):
+    return Times((0.0, 0.0, 0.0), start, tuple(s + 10 for s in start), tuple(frozenset((n,)) for n in nodes))
+
+
+def test_a_schedule_agrees_with_itself_and_an_overtaking_shows():
+    one = times((1.0, 2.0, 3.0))
+    same = agree(one, one)
+    assert (same.makespan_ratio, same.wait_error_s, same.start_order_agreement) == (1.0, 0.0, 1.0)
+    other = agree(times((1.0, 3.0, 2.0), ("a", "b", "b")), one)
+    assert other.start_order_agreement == pytest.approx(2 / 3)
+    assert other.wait_error_s == pytest.approx(2 / 3)
+    assert other.placement == (True, False, True)
+
+
+def test_a_seed_gives_the_same_jobs_and_every_job_is_spelled_for_sbatch():
+    assert make_workload(50, 3) == make_workload(50, 3) != make_workload(50, 4)
+    job = next(j for j in make_workload(50, 3).jobs if j.gpus and len(j.partitions) > 1)
+    words = sbatch_options(job)
+    assert f"--partition={','.join(job.partitions)}" in words
+    assert f"--gres=gpu:{job.gpus // job.nodes}" in words
+
+
+def test_the_first_node_with_room_is_the_choice_that_is_checked():
+    cluster = SimCluster(
+        "c", (SimNode("a", 4, 100), SimNode("b", 4, 100), SimNode("c", 4, 100)), (Place("p", "cpu", (0, 1, 2)),)
+    )
+    jobs = tuple(SimJob(id=str(i), submit=0, cpus=3, run_time={"any": 5.0}) for i in range(3))
+    records = [Record(i + 1, 0.0, float(i), 100.0, None, "p", (node,), False) for i, node in enumerate(("a", "b", "c"))]
+    workload = Workload("w", jobs)
+    assert node_choices(Ran(tuple(records), read_log([])), cluster, workload) == [True, True]  # the last had no choice
+    records[1] = msgspec.structs.replace(records[1], nodes=("c",))
+    assert node_choices(Ran(tuple(records[:2]), read_log([])), cluster, Workload("w", jobs[:2])) == [True, False]
+
+
+def test_a_real_run_that_fails_says_what_failed():
+    class Broken:
+        def run(self, *words, user="root", stdin=""):
+            import subprocess
+
+            return subprocess.CompletedProcess(words, 1, "", "Unable to contact slurm controller")
+
+    with pytest.raises(DriveError, match=r"scontrol setdebug failed.*Unable to contact"):
+        drive(Broken(), make_workload(3, 1))
