@@ -20,6 +20,7 @@ from advisor.cli.common import fail, json_option, print_json
     help="Slurm in Docker, Slurm from Debian's packages on this host, or the embedded simulator.",
 )
 @click.option("--slurm", "release", default="24.11", show_default=True, help="Slurm's release (22.05, 24.11, 26.05).")
+@click.option("--name", default="demo", show_default=True, help="What the mini-cluster is called while it is there.")
 @click.option("--jobs", "count", default=50, show_default=True, help="How many jobs to submit.")
 @click.option("--seed", default=1, show_default=True, help="Another seed is another mix of jobs.")
 @click.option(
@@ -35,6 +36,7 @@ from advisor.cli.common import fail, json_option, print_json
 def command(
     where: str,
     release: str,
+    name: str,
     count: int,
     seed: int,
     folder: Path | None,
@@ -67,7 +69,7 @@ def command(
         folder = folder or Path(tempfile.mkdtemp(prefix="slurm-advisor-demo-"))
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            stage = Stage("demo", docker=where == "docker", release=release)
+            stage = Stage(name, docker=where == "docker", release=release)
             stage.up()
             site = Site(stage, folder)
             try:
@@ -94,7 +96,7 @@ def command(
         console.print(f"  sqlite-utils tables {folder}/advisor.db --counts        the log")
         if keep:
             console.print(
-                "  scripts/cluster exec --name demo --user alice -- bash    a user's shell on the cluster",
+                f"  scripts/cluster exec --name {name} --user alice -- bash    a user's shell on the cluster",
                 highlight=False,
             )
-            console.print("  scripts/cluster down --name demo --engine                end it")
+            console.print(f"  scripts/cluster down --name {name} --engine                end it")

@@ -10,7 +10,8 @@ from tests.slurm.site import ROOT, Cluster
 
 
 def test_the_demo_plays_both_passes_and_shows_the_effect(cluster: Cluster, tmp_path) -> None:
-    words = ["demo", "--slurm", cluster.release, "--jobs", "12", "--folder", str(tmp_path), "--json"]
+    name = f"demo-{cluster.name}"  # the releases are tested side by side
+    words = ["demo", "--slurm", cluster.release, "--name", name, "--jobs", "12", "--folder", str(tmp_path), "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "advisor", *words, "--picture", str(tmp_path / "demo.svg")],
         capture_output=True,
@@ -27,4 +28,4 @@ def test_the_demo_plays_both_passes_and_shows_the_effect(cluster: Cluster, tmp_p
     left = subprocess.run(
         ["docker", "ps", "--all", "--format", "{{.Names}}"], capture_output=True, text=True, check=True
     )
-    assert "slurm-advisor-demo" not in left.stdout.split(), "the demo cleans up behind it"
+    assert f"slurm-advisor-{name}" not in left.stdout.split(), "the demo cleans up behind it"
