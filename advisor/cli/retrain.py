@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,32 +44,38 @@ def command(
 ) -> None:
     """Learn a new model version from the log, and put it in force if it is shown to be no worse.
 
-    Works on a copy: the daemon writes on and answers meanwhile, and the log is never changed.
+    Works on a copy: the daemon writes on and answers meanwhile, and the log is never changed. Under srun the ranks
+    share simulation and the policy's tuning; the first alone reads the log and writes, to the result of one process.
     """
     loaded = settings(ctx).settings
     try:
+        from advisor.training.crew import Crew
+        from advisor.training.ranks import RankLost
         from advisor.training.retrain import RetrainError, retrain
     except ImportError as error:
         fail(f"retraining needs what the extra `learn` brings ({error}); pip install 'slurm-advisor[learn]'")
-    if if_drifted and not _drifted(ctx, loaded.paths.database):
-        if as_json:
-            print_json({"drifted": False})
-        else:
-            click.echo("no drift since the version in force was made: nothing to do")
-        return
-    began = time.monotonic()
-
-    def say(what: str) -> None:
-        click.echo(f"{time.monotonic() - began:6.1f} s  {what}", err=True)
-
     try:
-        found = retrain(loaded, logs, seed=seed, resume=resume, promote=promote, cluster=cluster, say=say)
-    except RetrainError as error:
+        with Crew() as crew:
+            if not crew.first:
+                ctx.exit(0 if crew.assist() else 1)
+            found = None
+            if not if_drifted or _drifted(ctx, loaded.paths.database):
+                found = retrain(
+                    loaded, logs, seed=seed, resume=resume, promote=promote, cluster=cluster, say=_say(), crew=crew
+                )
+    except (RetrainError, RankLost) as error:
         fail(str(error))
     if as_json:
-        print_json(found)
-        return
-    _print(found)
+        print_json({"drifted": False} if found is None else found)
+    elif found is None:
+        click.echo("no drift since the version in force was made: nothing to do")
+    else:
+        _print(found)
+
+
+def _say() -> Callable[[str], None]:
+    began = time.monotonic()
+    return lambda what: click.echo(f"{time.monotonic() - began:6.1f} s  {what}", err=True)
 
 
 def _print(found: Retrained) -> None:

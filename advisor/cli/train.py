@@ -23,8 +23,8 @@ def command(recipe: Path, out: Path | None, seed: int | None, resume: bool, stop
     """Train the policy that RECIPE describes: a YAML file, or the name of one of the shipped recipes.
 
     Writes weights, card, recipe and curve into the folder. Killed and started again with --resume it ends with the
-    same weights; the same recipe and seed give the same bytes. Under srun, with MASTER_ADDR set, all ranks train one
-    network.
+    same weights; the same recipe and seed give the same bytes. Under srun all ranks train one network, to what one
+    process would have made of the recipe, and the first rank writes.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -34,7 +34,8 @@ def command(recipe: Path, out: Path | None, seed: int | None, resume: bool, stop
         fail(f"training needs {', '.join(missing)}: pip install 'slurm-advisor[learn]'")
     from advisor.resources import folder
     from advisor.training.checkpoint import ResumeError, train_into
-    from advisor.training.distributed import join
+    from advisor.training.distributed import join, leave
+    from advisor.training.ranks import RankLost, slurm_rank
     from advisor.training.recipe import RecipeError, read_recipe
 
     shipped = folder("models") / "recipes" / f"{recipe.name}.yaml"
@@ -47,9 +48,9 @@ def command(recipe: Path, out: Path | None, seed: int | None, resume: bool, stop
     told = f"advisor train {recipe}" + "".join(
         f" --{name} {value}" for name, value in (("seed", seed), ("stop", stop)) if value is not None
     )
-    join()
+    first = slurm_rank()[0] == 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=not first) as bar:
         line = bar.add_task("training", total=settings.iterations + settings.meta_iterations)
 
         def show(done: int, last: int, figures: dict[str, float]) -> None:
@@ -58,9 +59,13 @@ def command(recipe: Path, out: Path | None, seed: int | None, resume: bool, stop
             bar.update(line, completed=done, total=last)
 
         try:
+            join()
             trainer = train_into(target, settings, seed, resume, told, show, stop)
-        except ResumeError as error:
+            leave()
+        except (ResumeError, RankLost) as error:
             fail(str(error))
+    if not first:
+        return
     final = trainer.curve[-1]
     if as_json:
         print_json({"folder": str(target), "iterations": trainer.iteration, **final})

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from advisor.policy.learned.network import PlacementNetwork, Without
-from advisor.policy.learned.shapes import Weights
-from advisor.training.batches import Forked, assemble, feature_ranges, softmin
-from advisor.training.distributed import average_gradients, world_rank
-from advisor.training.environment import Environment
+from advisor.policy.learned.shapes import Ints, Weights
+from advisor.training.batches import Forked, feature_ranges, softmin
+from advisor.training.distributed import add_gradients, dealt_results, world_rank
+from advisor.training.environment import Environment, Forks
 from advisor.training.recipe import Recipe
+from advisor.training.spread import fork_together
 from advisor.training.tasks import Mixture, draw_task
 
 # Tasks of validation have seeds of their own.
@@ -41,8 +42,9 @@ class Trainer:
         self.iteration = 0
         self.replay: list[Forked] = []
         self.curve: list[dict[str, float]] = []
-        rank, _ = world_rank()
-        self._rng = np.random.default_rng([self.seed, rank])
+        # All ranks draw alike: what is drawn is one list, of which each rank plays its part.
+        self._rng = np.random.default_rng([self.seed, 0])
+        self._rank, self._world = world_rank()
         self._environments: dict[int, Environment] = dict(enumerate(environments or ()))
         self._validation: list[Environment] = []
 
@@ -59,7 +61,7 @@ class Trainer:
         weights = self.network.export()
         chosen = self._next_tasks()
         if self.iteration < recipe.iterations:
-            self.replay = [*self.replay, assemble(self.collect(chosen, weights), recipe.horizon)][-recipe.replay :]
+            self.replay = [*self.replay, self.collect(chosen, weights)][-recipe.replay :]
             for _ in range(recipe.steps):
                 # The newest, and what chance takes from memory.
                 drawn = self._rng.integers(len(self.replay), size=recipe.together - 1)
@@ -69,10 +71,9 @@ class Trainer:
         self.iteration += 1
         return losses
 
-    def _next_tasks(self) -> list[Environment]:
-        rank, world = world_rank()
-        first = (self.iteration * world + rank) * self.recipe.tasks_each
-        return [self._environment((first + k) % self.recipe.tasks) for k in range(self.recipe.tasks_each)]
+    def _next_tasks(self) -> list[int]:
+        first = self.iteration * self.recipe.tasks_each
+        return [(first + k) % self.recipe.tasks for k in range(self.recipe.tasks_each)]
 
     def _environment(self, number: int) -> Environment:
         if number not in self._environments:
@@ -80,19 +81,26 @@ class Trainer:
             self._environments[number] = Environment(task, self.network.export(), not self.network.without.beliefs)
         return self._environments[number]
 
-    def collect(self, chosen: Sequence[Environment], weights: Weights) -> list[tuple[Environment, Any]]:
-        """Plays tasks with these weights and forks some decisions of each."""
-        recipe, parts = self.recipe, []
-        for env in chosen:
+    def _jobs(self, number: int) -> int:
+        """How many jobs a task has, which a rank that does not play it need not draw it for."""
+        known = self._environments.get(number)
+        return self.recipe.mixture.jobs if known is None else len(known.world.job)
+
+    def collect(self, chosen: Sequence[int], weights: Weights) -> Forked:
+        """Plays tasks with these weights and forks some decisions of each; of all ranks' forks, this rank's."""
+        recipe, at, chance = self.recipe, [], []
+        for number in chosen:
+            jobs = self._jobs(number)
+            at.append(self._rng.choice(jobs - 20, size=recipe.forks, replace=False))
+            chance.append(self._rng.random(jobs))
+
+        def play(k: int, decisions: Ints) -> tuple[Environment, Forks]:
+            env = self._environment(chosen[k])
             env.set_weights(weights)
-            jobs = len(env.world.job)
-            at = self._rng.choice(jobs - 20, size=recipe.forks, replace=False)
-            chance = self._rng.random(jobs)
-            forks = env.fork(
-                at, recipe.horizon, recipe.objective, True, recipe.temperature, chance, recipe.bootstrap, recipe.tail
-            )
-            parts.append((env, forks))
-        return parts
+            how = (recipe.horizon, recipe.objective, True, recipe.temperature, chance[k], recipe.bootstrap, recipe.tail)
+            return env, env.fork(decisions, *how)
+
+        return fork_together(at, play, recipe.horizon)
 
     def _update(self, optimizer: torch.optim.Optimizer, drawn: Sequence[Forked], rate: float) -> dict[str, float]:
         for group in optimizer.param_groups:
@@ -101,18 +109,18 @@ class Trainer:
         for forked in drawn:
             loss, losses = loss_of(self.network, forked, self.recipe)
             (loss / len(drawn)).backward()  # type: ignore[no-untyped-call]
-        average_gradients(self.network)
+        add_gradients(self.network.parameters())
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         optimizer.step()
         return losses
 
-    def _reptile(self, chosen: Sequence[Environment], weights: Weights) -> dict[str, float]:
+    def _reptile(self, chosen: Sequence[int], weights: Weights) -> dict[str, float]:
         """A few steps on one task, then a part of the way there: what is common to all tasks' ways stays."""
         recipe = self.recipe
         before = {name: p.detach().clone() for name, p in self.network.named_parameters()}
         moved = {name: torch.zeros_like(p) for name, p in before.items()}
-        for env in chosen:
-            forked = assemble(self.collect([env], weights), recipe.horizon)
+        for number in chosen:
+            forked = self.collect([number], weights)
             inner = torch.optim.SGD(self.network.parameters(), lr=recipe.inner_rate)
             for _ in range(recipe.inner_steps):
                 losses = self._update(inner, [forked], recipe.inner_rate)
@@ -136,12 +144,13 @@ class Trainer:
         if not self._validation:
             self.score_on(VALIDATION_SEED, self.recipe.mixture)
         weights = self.network.export()
-        gains, tails = [], []
-        for env in self._validation:
+        mine: dict[str, list[float]] = {"gain": [], "p99": []}
+        for env in self._validation[self._rank :: self._world]:
             env.set_weights(weights)
             learned = env.play()
-            gains.append(env.arithmetic.of(self.recipe.objective) / learned.of(self.recipe.objective))
-            tails.append(learned.p99 / env.arithmetic.p99)
+            mine["gain"].append(env.arithmetic.of(self.recipe.objective) / learned.of(self.recipe.objective))
+            mine["p99"].append(learned.p99 / env.arithmetic.p99)
+        gains, tails = (dealt_results(told, len(self._validation)) for told in mine.values())
         point = {"iteration": float(self.iteration), "gain": float(np.mean(gains)), "p99": float(np.mean(tails))}
         self.curve.append(point)
         return point
@@ -158,7 +167,7 @@ class Trainer:
             "network": self.network.state_dict(),
             "adam": self.adam.state_dict(),
             "iteration": self.iteration,
-            "replay": [vars(f.batch) | {"cost": f.cost, "whole": f.whole} for f in self.replay],
+            "replay": [vars(f.batch) | {"cost": f.cost, "whole": f.whole, "share": f.share} for f in self.replay],
             "curve": self.curve,
             "rng": self._rng.bit_generator.state,
             "draw": self.network.generator_state(),
@@ -171,8 +180,9 @@ class Trainer:
         self.network.load_state_dict(state["network"])
         self.adam.load_state_dict(state["adam"])
         self.iteration = state["iteration"]
+        rest = ("cost", "whole", "share")
         self.replay = [
-            Forked(Batch(**{k: v for k, v in f.items() if k not in ("cost", "whole")}), f["cost"], f["whole"])
+            Forked(Batch(**{k: v for k, v in f.items() if k not in rest}), *(f[name] for name in rest))
             for f in state["replay"]
         ]
         self.curve = list(state["curve"])
@@ -192,5 +202,7 @@ def loss_of(network: PlacementNetwork, forked: Forked, recipe: Recipe) -> tuple[
     actor = (chance * forked.cost.clamp(max=recipe.most_regret)).sum() / count
     critic = torch.nn.functional.huber_loss(value, torch.log(forked.whole.clamp(min=1e-3)))
     entropy = -(chance * torch.log(chance.clamp(min=1e-9))).sum() / count
-    loss = actor + recipe.critic * critic - recipe.entropy * entropy + recipe.shrink * (residuals**2).mean()
+    decisions, candidates = forked.share
+    loss = decisions * (actor + recipe.critic * critic - recipe.entropy * entropy)
+    loss = loss + candidates * recipe.shrink * (residuals**2).mean()
     return loss, {"actor": float(actor.detach()), "critic": float(critic.detach()), "entropy": float(entropy.detach())}

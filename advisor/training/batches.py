@@ -10,6 +10,7 @@ import torch
 
 from advisor.policy.learned.network import Batch
 from advisor.policy.learned.shapes import COUNTERS, LEVELS, Floats, Ints
+from advisor.training.distributed import gathered
 from advisor.training.environment import Environment, Forks
 from advisor.training.rollout import EVERY
 from advisor.training.world import SENSITIVITY
@@ -22,6 +23,7 @@ class Forked:
     batch: Batch
     cost: torch.Tensor  # [candidate] beyond the decision's cheapest, in the task's usual time in the system
     whole: torch.Tensor  # [decision] what its cheapest cost, for each job, in usual run times
+    share: tuple[float, float] = (1.0, 1.0)  # of decisions and of candidates, where other ranks have the rest
 
 
 def counter_numbers(counters: Ints) -> Ints:
@@ -103,7 +105,7 @@ def softmin(score: torch.Tensor, batch: Batch, temperature: float) -> torch.Tens
 
 
 def feature_ranges(forked: Sequence[Forked]) -> dict[str, Floats]:
-    """Least and most of each feature that was met, with a margin of half the range."""
+    """Least and most of each feature that was met, on any rank, with a margin of half the range."""
     seen = {
         "range": np.concatenate([f.batch.candidates.numpy() for f in forked]),
         "pool": np.concatenate([f.batch.pools.numpy() for f in forked]),
@@ -111,7 +113,8 @@ def feature_ranges(forked: Sequence[Forked]) -> dict[str, Floats]:
     }
     found = {}
     for name, rows in seen.items():
-        low, high = rows.min(axis=0), rows.max(axis=0)
+        low = np.min(gathered(rows.min(axis=0)), axis=0)
+        high = np.max(gathered(rows.max(axis=0)), axis=0)
         margin = 0.5 * (high - low) + 0.1
         found[f"{name}_low"], found[f"{name}_high"] = low - margin, high + margin
     return found

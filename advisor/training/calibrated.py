@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -175,23 +175,34 @@ def compare(
     site: Site, best: History, new: History, old: History, settings: Settings, seed: int, histories: int = HISTORIES
 ) -> Simulated:
     """Mean turnaround when the site is run by the new figures and by the old; `best`: what is known of the truth."""
+    return summary(site, play_histories(site, best, new, old, settings, seed, range(histories)))
+
+
+def play_histories(
+    site: Site, best: History, new: History, old: History, settings: Settings, seed: int, numbers: Iterable[int]
+) -> list[tuple[float, float]]:
+    """Mean turnaround by the new figures and by the old in each of these worlds; a number is always the same world."""
     figures = table.load(settings.processors)
-    rng = np.random.default_rng(seed)
     truth = Beliefs(best, figures)
     beliefs = [Beliefs(new, figures), Beliefs(old, figures)]
     means: list[tuple[float, float]] = []
-    for _ in range(histories):
-        workload, options = one_history(site, best, truth, rng)
+    for number in numbers:
+        workload, options = one_history(site, best, truth, np.random.default_rng([seed, number]))
         means.append(
             (
                 _mean_turnaround(site.cluster, workload, options, beliefs[0]),
                 _mean_turnaround(site.cluster, workload, options, beliefs[1]),
             )
         )
+    return means
+
+
+def summary(site: Site, means: Sequence[tuple[float, float]]) -> Simulated:
+    """What the worlds say together."""
     runs = np.array(means)
     gains = 1.0 - runs[:, 0] / runs[:, 1]
     return Simulated(
-        histories, len(site.jobs), float(runs[:, 0].mean()), float(runs[:, 1].mean()), mean_interval(gains)
+        len(means), len(site.jobs), float(runs[:, 0].mean()), float(runs[:, 1].mean()), mean_interval(gains)
     )
 
 

@@ -26,8 +26,19 @@ from advisor.training.versions import VersionError, Versions
 if TYPE_CHECKING:
     from advisor.training.tasks import Task
 
+Say = Callable[[str], None]
 # Jobs in a stretch, and so many of the last stretches; every second one is for the trial.
 STRETCH, STRETCHES = 300, 6
+
+
+class Lesson(msgspec.Struct, frozen=True):
+    """What the network learns a site from: its jobs, what is known of run times, and the weights to begin with."""
+
+    cluster: SimCluster
+    jobs: list[LoggedJob]
+    history: History
+    before: bytes
+    seed: int
 
 
 class PolicyStage(msgspec.Struct, frozen=True):
@@ -41,8 +52,17 @@ class PolicyStage(msgspec.Struct, frozen=True):
     arithmetic_s: float | None = None
 
 
+Tune = Callable[[Lesson, Settings, Say], tuple[PolicyStage, bytes | None]]
+
+
 def tune_policy(
-    site: Site | None, history: History, versions: Versions, settings: Settings, seed: int, say: Callable[[str], None]
+    site: Site | None,
+    history: History,
+    versions: Versions,
+    settings: Settings,
+    seed: int,
+    say: Say,
+    tune: Tune,
 ) -> tuple[PolicyStage, bytes | None]:
     """The weights of a version, as safetensors; None where it has none."""
     name = settings.policy.name
@@ -54,7 +74,7 @@ def tune_policy(
     jobs = [job for job in site.jobs if job.job.gpus] if site is not None else []
     if site is None or len(jobs) < 2 * STRETCH // 3:
         return PolicyStage(name, False, f"{len(jobs)} GPU jobs are too few to learn from; weights stay"), before
-    return _tuned(site, jobs, before, history, settings, seed, say)
+    return tune(Lesson(site.cluster, jobs, history, before, seed), settings, say)
 
 
 def _weights_before(versions: Versions, settings: Settings) -> bytes | None:
@@ -72,15 +92,8 @@ def _weights_before(versions: Versions, settings: Settings) -> bytes | None:
     return None
 
 
-def _tuned(
-    site: Site,
-    jobs: list[LoggedJob],
-    before: bytes,
-    history: History,
-    settings: Settings,
-    seed: int,
-    say: Callable[[str], None],
-) -> tuple[PolicyStage, bytes | None]:
+def tuned(lesson: Lesson, settings: Settings, say: Say) -> tuple[PolicyStage, bytes | None]:
+    """Tunes on every second stretch and tries on the others; on all ranks at once, where there are several."""
     from safetensors.numpy import save
 
     from advisor.policy.learned.files import FORMAT, ModelError, read_weights
@@ -89,29 +102,29 @@ def _tuned(
     from advisor.training.fine_tuning import Budget, fine_tune
 
     try:
-        weights = read_weights(before, "the weights in force")
+        weights = read_weights(lesson.before, "the weights in force")
     except ModelError as error:
         return PolicyStage("learned", False, f"{error}; the arithmetic decides"), None
-    rng = np.random.default_rng(seed)
+    rng, jobs = np.random.default_rng(lesson.seed), lesson.jobs
     cuts = [jobs[i : i + STRETCH] for i in range(0, len(jobs), STRETCH)]
     stretches = [cut for cut in cuts if len(cut) >= STRETCH // 3][-STRETCHES:]
     if len(stretches) < 2:
         half = len(jobs) // 2
         stretches = [jobs[:half], jobs[half:]]
-    tasks = [task_of(site.cluster, stretch, history, settings, rng) for stretch in stretches]
+    tasks = [task_of(lesson.cluster, stretch, lesson.history, settings, rng) for stretch in stretches]
     lessons = [Environment(task, weights) for task in tasks[::2]]
     trials = [Environment(task, weights) for task in tasks[1::2]]
     arithmetic = float(np.mean([trial.arithmetic.avg_jct for trial in trials]))
     old = float(np.mean([trial.play().avg_jct for trial in trials]))
     say(f"fine-tuning the policy on {len(lessons)} stretches of the site's jobs")
-    new_weights = fine_tune(weights, lessons, seed, Budget(seconds=1e9))
+    new_weights = fine_tune(weights, lessons, lesson.seed, Budget(seconds=1e9))
     for trial in trials:
         trial.set_weights(new_weights)
     new = float(np.mean([trial.play().avg_jct for trial in trials]))
     if new >= old:
         return PolicyStage(
             "learned", False, "fine-tuning did not help on this site's jobs", old, new, arithmetic
-        ), before
+        ), lesson.before
     arrays = new_weights._asdict()
     packed = {key: np.ascontiguousarray(arrays[key], dtype=np.float32) for key in SHAPES}
     content: bytes = save(packed, {"format": str(FORMAT)})

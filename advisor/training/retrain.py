@@ -29,8 +29,9 @@ from advisor.store.copies import Copied, copy_log, merge
 from advisor.store.database import Database, StoreError
 from advisor.store.experience import Experience, experiences
 from advisor.training import serving
-from advisor.training.calibrated import Site, compare, read_site
+from advisor.training.calibrated import Site, read_site
 from advisor.training.contended import Contention, fit_contention
+from advisor.training.crew import Crew
 from advisor.training.evidence import Evidence, EvidenceError, gather
 from advisor.training.gate import Judgement, Latency, Predictions, Simulated, judge
 from advisor.training.latency import measure
@@ -116,13 +117,13 @@ def retrain(
     cluster: str | None = None,
     now: float | None = None,
     say: Say = lambda _: None,
-    leader: bool = True,
+    crew: Crew | None = None,
 ) -> Retrained:
-    """Retrains from these logs (default: the site's own); raises `RetrainError`."""
+    """Retrains from these logs (default: the site's own); raises `RetrainError`. `crew`: other ranks that take part."""
     began = time.monotonic()
-    run = _Run(settings, logs or [Path(settings.paths.database)], seed, resume, cluster, now, say)
+    run = _Run(settings, logs or [Path(settings.paths.database)], seed, resume, cluster, now, say, crew or Crew())
     try:
-        return run.go(promote, began, leader)
+        return run.go(promote, began)
     except (StoreError, VersionError) as error:
         raise RetrainError(str(error)) from error
 
@@ -139,8 +140,9 @@ class _Run:
         cluster: str | None,
         now: float | None,
         say: Say,
+        crew: Crew,
     ) -> None:
-        self.settings, self.seed, self.say = settings, seed, say
+        self.settings, self.seed, self.say, self.crew = settings, seed, say, crew or Crew()
         self.versions = Versions.of(settings)
         self.folder = self.versions.models / _WORK
         self.now = time.time() if now is None else now
@@ -164,7 +166,7 @@ class _Run:
         self.started = asked
         self._keep("started", asked)
 
-    def go(self, promote: bool, began: float, leader: bool) -> Retrained:
+    def go(self, promote: bool, began: float) -> Retrained:
         sources = self._stage("sources", Sources, self._copied)
         with Database(self.folder / "log.db") as db:
             models = self._stage("models", Models, lambda: self._fitted(db, sources))
@@ -184,7 +186,7 @@ class _Run:
         )
         self.versions.add_to_card(version.name, {"gate": msgspec.to_builtins(judgement)})
         promotion: Promotion | None = None
-        if judgement.passed and promote and leader:
+        if judgement.passed and promote:
             promotion = self.versions.promote(version.name, "the gate passed it")
         shutil.rmtree(self.folder, ignore_errors=True)
         return Retrained(
@@ -284,10 +286,10 @@ class _Run:
     def _simulated(self, db: Database, site: Site, new: History, current: Version | None) -> Simulated:
         self.say(f"simulating this site ({len(site.cluster.nodes)} nodes, {len(site.jobs)} jobs)")
         old = new if current is None else in_force(db, current, self.settings, span(db))
-        return compare(site, new, new, old, self.settings, self.seed)
+        return self.crew.simulate(site, new, new, old, self.settings, self.seed)
 
     def _policy(self, site: Site | None, new: History) -> PolicyStage:
-        stage, content = tune_policy(site, new, self.versions, self.settings, self.seed, self.say)
+        stage, content = tune_policy(site, new, self.versions, self.settings, self.seed, self.say, self.crew.tune)
         if content is not None:
             (self.folder / serving.POLICY).write_bytes(content)
         return stage
