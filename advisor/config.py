@@ -19,6 +19,7 @@ from msgspec import Meta
 DEFAULT_FILE = Path("/etc/slurm-advisor/advisor.yaml")
 
 Mode = Literal["off", "shadow", "advise", "enforce"]
+Lever = Literal["place"]
 Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
@@ -41,6 +42,9 @@ class Paths(Section, frozen=True):
     models: Annotated[
         str | None, _says("Folder of the model versions that `advisor retrain` writes; none: models, beside the log.")
     ] = None
+    disable: Annotated[
+        str, _says("While this file exists no pending job is touched; the hook has its own path to it.")
+    ] = "/etc/slurm-advisor/disable"
 
 
 class Server(Section, frozen=True):
@@ -132,6 +136,26 @@ class PolicySettings(Section, frozen=True):
     min_gain_s: Annotated[
         float, Meta(ge=0, description="Least expected gain in seconds for which a job is changed.")
     ] = 30.0
+
+
+class Rounds(Section, frozen=True):
+    """How pending jobs are looked at again: what `levers` allows, in mode enforce; in the others it is only logged."""
+
+    every_s: Annotated[Seconds, _says("Seconds between two looks at the pending jobs.")] = 30.0
+    min_gain: Annotated[
+        Share,
+        _says("Least expected gain, as a share of the expected completion time, for which a pending job is moved."),
+    ] = 0.1
+    min_gain_s: Annotated[
+        float, Meta(ge=0, description="Least expected gain in seconds for which a pending job is moved.")
+    ] = 60.0
+    most_moves: Annotated[int, Meta(gt=0, description="Most jobs that are moved in one round.")] = 20
+    rest_s: Annotated[
+        float, Meta(ge=0, description="Seconds for which a job that was moved, or could not be, is not moved again.")
+    ] = 300.0
+    most_jobs: Annotated[
+        int, Meta(gt=0, description="Pending jobs that are looked at, from the head of the queue.")
+    ] = 500
 
 
 class Log(Section, frozen=True):
@@ -277,6 +301,11 @@ class Settings(Section, frozen=True):
     experiment: Experiment = Experiment()
     explore: Explore = Explore()
     policy: PolicySettings = PolicySettings()
+    levers: Annotated[
+        tuple[Lever, ...],
+        _says("What may be done with jobs after their submission; place: move pending jobs. [] turns all of it off."),
+    ] = ("place",)
+    rounds: Rounds = Rounds()
     log: Log = Log()
     telemetry: Telemetry = Telemetry()
     agent: Agent = Agent()

@@ -12,6 +12,7 @@ from advisor.cli.common import duration, fail, json_option, print_json, settings
 
 if TYPE_CHECKING:
     from advisor.store.decisions import DecisionRow
+    from advisor.store.moves import MoveRow
     from advisor.store.outcomes import OutcomeRow
 
 
@@ -25,7 +26,7 @@ def command(ctx: click.Context, as_json: bool, job: str) -> None:
     JOB is a job id (an array's or one of its tasks'), or the token in its AdminComment.
     """
     loaded = settings(ctx)
-    from advisor.store import decisions, outcomes
+    from advisor.store import decisions, moves, outcomes
     from advisor.store.database import Database, StoreError
 
     path = Path(loaded.settings.paths.database)
@@ -41,6 +42,7 @@ def command(ctx: click.Context, as_json: bool, job: str) -> None:
                 decision = decisions.by_token(db, job)
                 found = [decision] if decision else []
                 ended = outcomes.by_token(db, job)
+            moved = moves.of_token(db, found[0].token) if found else []
     except StoreError as error:
         fail(str(error))
     if not found and not ended:
@@ -49,10 +51,11 @@ def command(ctx: click.Context, as_json: bool, job: str) -> None:
             "has not yet seen it (it looks every slurm.poll_s seconds)"
         )
     if as_json:
-        print_json({"decision": found[0] if found else None, "outcomes": ended})
+        print_json({"decision": found[0] if found else None, "moves": moved, "outcomes": ended})
         return
     if found:
         _decision(found[0])
+        _moves(moved)
     else:
         click.echo(f"No decision of the advisor is in the log for job {job}.")
     _outcomes(ended)
@@ -109,6 +112,29 @@ def _decision(row: DecisionRow) -> None:
     if row.latency_us is not None:
         age = "" if row.snapshot_age_s is None else f", on facts {duration(row.snapshot_age_s)} old"
         console.print(f"decided by {row.policy} {row.policy_version} in {row.latency_us:.0f} µs{age}", style="dim")
+
+
+_BECAME = {
+    "ok": "moved",
+    "refused": "not moved",
+    "undone": "not moved, taken back",
+    "half done": "half moved",
+    "would": "would have been moved",
+    "sent": "asked to be moved",
+}
+
+
+def _moves(rows: list[MoveRow]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for row in rows:
+        when = time.strftime("%H:%M:%S", time.localtime(row.moved_at))
+        place = "as submitted" if row.from_place == "keep" else row.from_place
+        to = "as submitted" if row.to_place == "keep" else row.to_place
+        console.print(f"{when} [bold]{_BECAME.get(row.outcome, row.outcome)}[/bold]: {place} → {to}. {row.why}")
+        if row.said:
+            console.print(f"         {row.said}", style="dim")
 
 
 def _slowed_down(prediction: dict[str, Any]) -> str:

@@ -87,6 +87,10 @@ def _print(found: Retrained) -> None:
     evidence = found.judged.evidence
     if evidence is not None:
         click.echo(f"log: {evidence.used} of {evidence.decisions} decisions can be weighed")
+        if evidence.moved:
+            click.echo(
+                f"  {evidence.moved} of them were moved by a round later, and speak for the policy with its rounds"
+            )
         for why, count in evidence.left_out.items():
             click.echo(f"  left out {count}: {why}")
     for reason in found.judgement.reasons:

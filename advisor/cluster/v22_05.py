@@ -79,7 +79,7 @@ def jobs(output: Iterable[bytes]) -> tuple[Job, ...]:
     found: list[Job] = []
     records = 0
     unreadable: list[SourceError] = []
-    for record in _job_records(text):
+    for record in job_records(text):
         records += 1
         try:
             job = _job(record)
@@ -183,7 +183,7 @@ def _partition(fields: dict[str, str]) -> Partition:
     )
 
 
-def _job_records(text: str) -> Iterable[str]:
+def job_records(text: str) -> Iterable[str]:
     """One text for each job. A line break in a name or a comment does not start another job, even if what
     follows looks like one: its own record must be complete by then, and end as Slurm ends them (with a blank,
     until 25.05; the majority shows it).
@@ -204,7 +204,8 @@ def _job_records(text: str) -> Iterable[str]:
         yield record
 
 
-def _job(record: str) -> Job | None:
+def job_parts(record: str) -> tuple[re.Match[str], re.Match[str], dict[str, str], str]:
+    """A job's record in parts: its head, where the middle begins, the middle's fields, and the tail of free text."""
     head = _HEAD.match(record)
     if head is None:
         raise SourceError(f"a job's record begins with {record[:60]!r}")
@@ -217,13 +218,22 @@ def _job(record: str) -> Job | None:
     start = next((found for found in reversed(starts) if found.start() < command), starts[0])
     command = record.find(" Command=", start.end())
     middle = _fields(record[start.start() : command if command >= 0 else len(record)])
-    tail = record[command:] if command >= 0 else ""
+    return head, start, middle, record[command:] if command >= 0 else ""
 
+
+def requests_in(tail: str) -> dict[str, str]:
+    """What a job asks for by `TresPer…`, from the tail of its record: "node" → "gres:gpu:1"."""
+    return {key.lower(): value for key, value in _TRES_PER.findall(tail)}  # the last one: after all free text
+
+
+def _job(record: str) -> Job | None:
+    head, start, middle, tail = job_parts(record)
+    job_id = int(head.group(1))
     states = job_states(re.split(r"[,+]", middle.get("JobState", "")))
     if states is None:
         return None
     running = holds_resources(states)
-    per = {key.lower(): value for key, value in _TRES_PER.findall(tail)}  # the last one: after all free text
+    per = requests_in(tail)
     tres = parse_tres(middle.get("TRES") or (middle.get("AllocTRES") if running else "") or middle.get("ReqTRES"))
     node_names = hosts(middle.get("NodeList"), f"nodes of job {job_id}") if running else ()
     node_count = len(node_names) or tres.nodes or _number(middle.get("NumNodes")) or 1

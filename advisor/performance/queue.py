@@ -56,29 +56,18 @@ def build_snapshot(state: ClusterState, history: History, previous: Snapshot | N
     """The snapshot of one poll. `previous` lets pools keep their indices."""
     now = state.taken_at
     pools, pool_of = build_pools(state, previous.pools if previous is not None else ())
-    schedule = _Schedule(state, pools, history)
+    schedule = Schedule(state, pools, history)
     running = [job for job in state.jobs if job.running]
     waiting = [job for job in state.jobs if job.pending]
     schedule.occupy(running, pool_of)
     load = schedule.load
     tiers = _tiers(state.partitions)
-    by_tier: dict[int, list[Job]] = {tier: [] for tier in tiers}
-    followers = _followers(waiting, now)
-    for job in waiting:
-        if job.job_id in followers or _ahead(job, now):
-            own = max((schedule.tier.get(name, 1) for name in job.partitions), default=1)
-            by_tier[next((tier for tier in tiers if own >= tier), tiers[-1])].append(job)
+    followers = followers_of(waiting, now)
+    by_tier = in_line(waiting, schedule.tier, tiers, followers, now)
     gpu_lines: dict[int, list[Timeline]] = {pool.index: [] for pool in pools}
     cpu_lines: dict[int, list[Timeline]] = {pool.index: [] for pool in pools}
     for tier in tiers:
-        queue = by_tier[tier]
-        # Followers last, in the order of their submission: whom a job waits for was submitted before it.
-        queue.sort(
-            key=lambda job: (
-                (1, 0, 0, job.job_id) if job.job_id in followers else (0, -job.priority, job.submit_time, job.job_id)
-            )
-        )
-        touched = schedule.queue(queue, followers)
+        touched = schedule.queue(by_tier[tier], followers)
         for index in cpu_lines:
             for lines, tracks in ((gpu_lines[index], schedule.gpus), (cpu_lines[index], schedule.cpus)):
                 lines.append(lines[-1] if lines and index not in touched else tracks[index].freeze())
@@ -111,7 +100,32 @@ def build_snapshot(state: ClusterState, history: History, previous: Snapshot | N
     )
 
 
-class _Schedule:
+def in_line(
+    waiting: Iterable[Job],
+    tier_of: Mapping[str, int],
+    tiers: tuple[int, ...],
+    followers: Mapping[int, dependency.Dependency],
+    now: float,
+) -> dict[int, list[Job]]:
+    """The pending jobs that wait for room, by priority tier, in the order in which Slurm looks at them.
+
+    Followers come last, in the order of their submission: whom a job waits for was submitted before it.
+    """
+    by_tier: dict[int, list[Job]] = {tier: [] for tier in tiers}
+    for job in waiting:
+        if job.job_id in followers or ahead(job, now):
+            own = max((tier_of.get(name, 1) for name in job.partitions), default=1)
+            by_tier[next((tier for tier in tiers if own >= tier), tiers[-1])].append(job)
+    for queue in by_tier.values():
+        queue.sort(
+            key=lambda job: (
+                (1, 0, 0, job.job_id) if job.job_id in followers else (0, -job.priority, job.submit_time, job.job_id)
+            )
+        )
+    return by_tier
+
+
+class Schedule:
     """The tracks of every pool while the jobs of one poll are put on them."""
 
     def __init__(self, state: ClusterState, pools: tuple[Pool, ...], history: History) -> None:
@@ -313,7 +327,7 @@ def _array(job: Job, run_s: float) -> tuple[int, float]:
     return together, run_s * -(-tasks // together)
 
 
-def _followers(waiting: Iterable[Job], now: float) -> dict[int, dependency.Dependency]:
+def followers_of(waiting: Iterable[Job], now: float) -> dict[int, dependency.Dependency]:
     """Pending jobs that wait for others to end and for nothing else."""
     found: dict[int, dependency.Dependency] = {}
     for job in waiting:
@@ -337,7 +351,7 @@ def _underway(
     return {number: Underway(round(ends[number], 1), tokens.get(number, "")) for number in told}
 
 
-def _ahead(job: Job, now: float) -> bool:
+def ahead(job: Job, now: float) -> bool:
     """Whether Slurm would start this pending job as soon as there is room for it."""
     if job.eligible_time > now:
         return False

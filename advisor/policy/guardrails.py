@@ -14,7 +14,7 @@ from advisor.policy.words import duration
 from advisor.protocol import SubmitRequest
 
 # From the one that does least to the one that does most.
-_CAUTION: tuple[Mode, ...] = ("off", "shadow", "advise", "enforce")
+CAUTION: tuple[Mode, ...] = ("off", "shadow", "advise", "enforce")
 
 
 class Draw(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ def resolve_mode(modes: Modes, request: SubmitRequest, named: Sequence[str]) -> 
             if name.lower() == account.lower():
                 return mode
     if any(name in modes.partitions for name in named):
-        return min((modes.partitions.get(name, modes.default) for name in named), key=_CAUTION.index)
+        return min((modes.partitions.get(name, modes.default) for name in named), key=CAUTION.index)
     return modes.default
 
 

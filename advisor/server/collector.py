@@ -28,6 +28,7 @@ from advisor.performance.snapshot import Snapshot
 from advisor.policy.gavel.site import with_owed
 from advisor.server import frames, journal
 from advisor.server.bookkeeping import Bookkeeper
+from advisor.server.rounds.thread import Rounds
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class Collector:
         self._previous: Snapshot | None = None
         self._seen: frozenset[str] = frozenset()
         self._books = Bookkeeper(pipe.send)
+        self._rounds = Rounds(pipe.send)
         self._next_poll = 0.0
 
     def run(self) -> None:
@@ -95,6 +97,7 @@ class Collector:
         self._source = None
         self._next_poll = 0.0
         self._books.configure(settings)
+        self._rounds.configure(settings)
 
     def _poll(self, settings: Settings) -> None:
         started = time.monotonic()
@@ -129,6 +132,7 @@ class Collector:
         slim = msgspec.structs.replace(snapshot, history={}, tokens=new)
         self._pipe.send(frames.Polled(slim, self._source.name if self._source else "", took_s))
         self._books.seen(state, time.time())
+        self._rounds.seen(state, msgspec.structs.replace(snapshot, wait_corrections=self._books.waits))
 
 
 def die_with_parent() -> None:

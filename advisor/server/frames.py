@@ -59,10 +59,19 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
     count: int
 
 
+class Rounded(msgspec.Struct, frozen=True, tag="rounded"):
+    """Collector → daemon: one look at the pending jobs, and what came of it."""
+
+    at: float
+    took_s: float
+    looked_at: int = 0  # pending jobs that might have moved
+    outcomes: dict[str, dict[str, int]] = {}  # lever → outcome (see `advisor.store.moves`) → jobs
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """Collector → daemon: something could not be done; it will be tried again."""
 
-    what: str  # poll, history, collect, tokens
+    what: str  # poll, history, collect, tokens, rounds
     error: str
 
 
@@ -73,7 +82,7 @@ class Recovered(msgspec.Struct, frozen=True, tag="recovered"):
 
 
 ToCollector = Configure | Drained
-FromCollector = Polled | History | Collected | Lost | Failed | Recovered
+FromCollector = Polled | History | Collected | Lost | Rounded | Failed | Recovered
 
 Message = TypeVar("Message")
 

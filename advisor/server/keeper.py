@@ -23,7 +23,7 @@ import advisor
 from advisor.config import Settings
 from advisor.performance.snapshot import RunTimes, Snapshot
 from advisor.server import frames
-from advisor.server.status import CollectorStatus
+from advisor.server.status import CollectorStatus, RoundsStatus
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ class Keeper:
         self._pause_s = FIRST_PAUSE_S
         self._status = CollectorStatus()
         self.lost = 0
+        self.rounds = RoundsStatus()
         self.source = ""
         self.polled = 0  # good polls since the start
         self.last_poll_failed = False
@@ -147,6 +148,8 @@ class Keeper:
                 self._status = msgspec.structs.replace(self._status, collected_at=message.at)
             case frames.Lost():
                 self.lost = message.count
+            case frames.Rounded():
+                self.rounds = self.rounds.with_one(message.at, message.took_s, message.looked_at, message.outcomes)
             case frames.Recovered():
                 self._clear_error(message.what)
             case frames.Failed():

@@ -101,6 +101,7 @@ class Report:
             rss_mb=_rss_mb(os.getpid()),
             telemetry=telemetry,
             fallback=_fallback(policy),
+            rounds=msgspec.structs.replace(keeper.rounds, levers=settings.levers),
         )
 
 

@@ -65,6 +65,30 @@ class CollectorStatus(msgspec.Struct, frozen=True):
     errors: dict[str, str] = {}  # what fails at present: poll, tokens, lost, history, collect
 
 
+class RoundsStatus(msgspec.Struct, frozen=True):
+    """Looks at the pending jobs, and what came of them, since the daemon started."""
+
+    levers: tuple[str, ...] = ()
+    rounds: int = 0
+    last_at: float | None = None
+    took_s: float | None = None  # the last one
+    looked_at: int = 0  # jobs that might have moved, in the last one
+    outcomes: dict[str, dict[str, int]] = {}  # lever → ok, refused, would, undone, half done → jobs
+
+    def with_one(self, at: float, took_s: float, looked_at: int, more: dict[str, dict[str, int]]) -> RoundsStatus:
+        """With one more round counted."""
+        total = {lever: dict(counts) for lever, counts in self.outcomes.items()}
+        for lever, counts in more.items():
+            mine = total.setdefault(lever, {})
+            for outcome, count in counts.items():
+                mine[outcome] = mine.get(outcome, 0) + count
+        return RoundsStatus(self.levers, self.rounds + 1, at, took_s, looked_at, total)
+
+    def count(self, outcome: str) -> int:
+        """Of all levers."""
+        return sum(counts.get(outcome, 0) for counts in self.outcomes.values())
+
+
 class TelemetryStatus(msgspec.Struct, frozen=True):
     """The port that takes the agents' batches, since it started."""
 
@@ -125,6 +149,7 @@ class Status(msgspec.Struct, frozen=True):
     rss_mb: float = 0.0
     telemetry: TelemetryStatus = TelemetryStatus()
     fallback: FallbackStatus = FallbackStatus()
+    rounds: RoundsStatus = RoundsStatus()
 
     def problems(self) -> list[str]:
         """What is not well, each with what to do; empty when all is."""
@@ -164,6 +189,11 @@ class Status(msgspec.Struct, frozen=True):
             yield f"the {self.policy} policy rests, the arithmetic decides for a while: {self.fallback.resting}"
         if self.telemetry.error:
             yield f"agents' batches are not stored, they wait on the nodes: {self.telemetry.error}"
+        if half_done := self.rounds.count("half done"):
+            yield (
+                f"{half_done} updates of pending jobs were taken by half and could not be taken back; "
+                "see `half done` in the log's table moves"
+            )
         if self.faults.errors:
             yield f"{self.faults.errors} decisions failed inside the daemon and were kept; its log has the traceback"
 
@@ -200,6 +230,8 @@ class Status(msgspec.Struct, frozen=True):
                 f"{faults.other_versions} of another version",
             ),
         ]
+        if self.rounds.levers:
+            rows.append(("rounds", _rounds(self.rounds)))
         if self.telemetry.listening:
             rows.append(("telemetry", _telemetry(self.telemetry)))
         text = [f"{label:<10} {value}" for label, value in rows]
@@ -213,6 +245,7 @@ _ERRORS = {
     "history": "past run times could not be read",
     "tokens": "job ids could not be noted",
     "lost": "lost decisions could not be counted",
+    "rounds": "pending jobs are not looked at again",
 }
 
 
@@ -231,6 +264,13 @@ def _fallback(fallback: FallbackStatus) -> str:
         return ""
     counts = ", ".join(f"{count} {why}" for why, count in sorted(fallback.decisions.items()))
     return f" (decided by the arithmetic: {counts})"
+
+
+def _rounds(rounds: RoundsStatus) -> str:
+    text = f"{rounds.rounds} rounds ({', '.join(rounds.levers)})"
+    for lever, counts in sorted(rounds.outcomes.items()):
+        text += f"; {lever}: " + ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+    return text
 
 
 def _telemetry(port: TelemetryStatus) -> str:

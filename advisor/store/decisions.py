@@ -48,6 +48,7 @@ class DecisionRow(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_age_s: float | None = None
 
 
+_CHUNK = 500  # tokens in one query
 COLUMNS = DecisionRow.__struct_fields__
 JSON_COLUMNS = frozenset(
     ("request", "candidates", "predictions", "features", "probabilities", "set_fields", "annotation")
@@ -87,6 +88,16 @@ def by_token(db: Database, token: str) -> DecisionRow | None:
     return _decoded(rows[0]) if rows else None
 
 
+def by_tokens(db: Database, tokens: Sequence[str]) -> list[DecisionRow]:
+    """Those of these decisions that are in the log, in no order."""
+    found: list[DecisionRow] = []
+    for start in range(0, len(tokens), _CHUNK):
+        part = tuple(tokens[start : start + _CHUNK])
+        marks = ", ".join("?" * len(part))
+        found += map(_decoded, db.rows(f"SELECT * FROM decisions WHERE token IN ({marks})", part))
+    return found
+
+
 def by_job(db: Database, job_id: int, cluster: str | None = None) -> list[DecisionRow]:
     """The decisions of a job (or of the array it is a task of), newest first.
 
@@ -95,6 +106,7 @@ def by_job(db: Database, job_id: int, cluster: str | None = None) -> list[Decisi
     rows = db.rows(
         "SELECT * FROM decisions WHERE token IN ("
         "SELECT token FROM job_tokens WHERE job_id = ?1 AND (?2 IS NULL OR cluster = ?2) UNION "
+        "SELECT token FROM moves WHERE job_id = ?1 AND (?2 IS NULL OR cluster = ?2) UNION "
         "SELECT token FROM outcomes WHERE job_id = ?1 AND (?2 IS NULL OR cluster = ?2) UNION "
         "SELECT token FROM outcomes WHERE array_job_id = ?1 AND (?2 IS NULL OR cluster = ?2)"
         ") ORDER BY decided_at DESC",

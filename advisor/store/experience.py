@@ -32,6 +32,7 @@ WITH ends AS (
 SELECT d.token, d.decided_at, d.cluster, d.user, coalesce(d.account, e.account), d.app, d.mode, d.eligible, d.applied,
        d.holdout, d.chosen, d.preferred, d.probability, d.probabilities, d.predictions, d.candidates, d.annotation,
        d.features, d.policy, d.policy_version, d.latency_us, d.partition,
+       EXISTS (SELECT 1 FROM moved AS m WHERE m.token = d.token),
        e.records, e.tasks, e.submit, e.start, e.end, e.wait, e.run, e.turnaround, e.gpu_s, e.gpus, e.cpu_s,
        e.cluster, e.partition, e.processor, e.completed, e.timed_out,
        e.sent_back, e.never_started, e.backwards
@@ -116,6 +117,7 @@ class Experience(NamedTuple):
     policy_version: str | None
     latency_us: float | None
     partition: str | None  # as the user asked; None: the default one
+    moved: bool  # a round did something to it after its submission: what was expected of the wait then says nothing
     ended: Ended | None
 
     def probabilities(self) -> list[float]:
@@ -148,5 +150,5 @@ def experiences(
 
 
 def _made(row: tuple[Any, ...]) -> Experience:
-    ended = None if row[22] is None else Ended(*row[22:])
-    return Experience._make((*row[:7], *map(bool, row[7:10]), *row[10:22], ended))
+    ended = None if row[23] is None else Ended(*row[23:])
+    return Experience._make((*row[:7], *map(bool, row[7:10]), *row[10:22], bool(row[22]), ended))

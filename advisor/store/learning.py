@@ -99,7 +99,8 @@ def wait_records(db: Database, last: int = 1_000_000, since: float = 0.0) -> lis
     """The last decisions after `since` whose job has started, oldest first: expected and real wait, of arrays the mean.
 
     The wait counts from when the job could start (dependencies, begin time), and to its first start, not a later one.
-    What counts is the candidate that the job really became: the first, `keep`, where it was not changed.
+    What counts is the candidate that the job really became: the first, `keep`, where it was not changed. Jobs that a
+    round moved are left out: the wait that was expected is not the one they had.
     """
     rows = db.rows(
         "SELECT o.partition, "
@@ -109,6 +110,7 @@ def wait_records(db: Database, last: int = 1_000_000, since: float = 0.0) -> lis
         "avg(o.start - max(o.submit, coalesce(o.eligible, o.submit))) "
         "FROM decisions AS d JOIN outcomes AS o ON o.token = d.token "
         "WHERE d.eligible AND d.decided_at > ? AND o.start IS NOT NULL AND o.submit IS NOT NULL "
+        "AND NOT EXISTS (SELECT 1 FROM moved AS m WHERE m.token = d.token) "
         "AND o.submit = (SELECT min(f.submit) FROM outcomes AS f WHERE f.token = d.token) "
         "GROUP BY d.token ORDER BY d.decided_at DESC, d.token LIMIT ?",
         (since, last),

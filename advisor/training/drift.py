@@ -131,7 +131,7 @@ def residuals(rows: Iterable[Experience]) -> list[Residual]:
         if same and ended.run > 0:
             off = math.log(max(ended.run, 1.0) / max(same[0].run_s * same[0].slowdown, 1.0))
             found.append(Residual(ended.end, row.app, "run time", off, same[0].sd_log))
-        if was < len(told) and ended.wait is not None:
+        if was < len(told) and ended.wait is not None and not row.moved:
             # A minute more on both: whether a job starts after one second or ten is no drift.
             off = math.log((max(ended.wait, 0.0) + 60.0) / (told[was].wait_s + 60.0))
             found.append(Residual(ended.end, EVERYTHING, "wait", off, 1.0))

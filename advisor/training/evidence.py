@@ -2,6 +2,10 @@
 
 Only jobs whose place was drawn with a known probability count, and of them only those that both policies might have
 sent where they would. What is left out is counted by reason; where too little is left, the verdict says so.
+
+A job that a round moved later counts as what it is: the end of a decision at submission and of what rounds make of
+such decisions. To leave it out would be to choose by what came after the draw (jobs are moved from where they wait
+long), and would flatter the place it was moved from. Such jobs are counted.
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ class Evidence(msgspec.Struct, frozen=True):
     differ: int  # jobs, also those left out for want of overlap, that the new policy would have placed elsewhere
     overlap: float  # share of them that lie where the log has tried both places
     effect: Effect | None = None
+    moved: int = 0  # of those used, jobs that a round moved later: they speak for the policy together with its rounds
 
     @property
     def enough(self) -> bool:
@@ -57,7 +62,7 @@ def gather(rows: Iterable[Experience], chooser: Chooser, least_jobs: int) -> Evi
     """Looks at every row; raises `EvidenceError` where not one decision has probabilities."""
     left_out: Counter[str] = Counter()
     kept: list[tuple[float, ...]] = []
-    decisions = with_probabilities = differ = unsupported = 0
+    decisions = with_probabilities = differ = unsupported = moved = 0
     for row in rows:
         if not row.eligible:
             continue
@@ -83,6 +88,7 @@ def gather(rows: Iterable[Experience], chooser: Chooser, least_jobs: int) -> Evi
             continue
         expected = choice.expected_s or [p.wait_s + p.run_s * p.slowdown for p in predictions]
         assert row.ended is not None and row.ended.turnaround is not None
+        moved += row.moved
         kept.append(
             (
                 max(row.ended.turnaround, 1.0),
@@ -106,7 +112,7 @@ def gather(rows: Iterable[Experience], chooser: Chooser, least_jobs: int) -> Evi
     overlap = 1.0 - unsupported / differ if differ else 1.0
     found = effect(_logged(kept)) if len(kept) > 1 else None
     verdict, why = _verdict(found, decisions, differ, overlap, least_jobs)
-    return Evidence(verdict, why, decisions, len(kept), dict(left_out.most_common()), differ, overlap, found)
+    return Evidence(verdict, why, decisions, len(kept), dict(left_out.most_common()), differ, overlap, found, moved)
 
 
 def drawn_wrongly(row: Experience, places: int, probabilities: list[float], predictions: list[Predicted]) -> str:

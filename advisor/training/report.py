@@ -308,7 +308,7 @@ def _calibration(rows: Sequence[Experience]) -> list[Calibration]:
         same = [p for p in (told[was : was + 1] + told) if p.processor == ended.processor and p.run_s > 0]
         if same and ended.run > 0:
             runs.append((max(same[0].run_s * same[0].slowdown, 1.0), float(ended.run), same[0].sd_log))
-        if was < len(told) and ended.wait is not None:
+        if was < len(told) and ended.wait is not None and not row.moved:
             waits.append((max(told[was].wait_s, 0.0) + 60.0, max(ended.wait, 0.0) + 60.0, 0.0))
     return [_calibrated(what, found) for what, found in (("run time", runs), ("wait, plus a minute", waits)) if found]
 

@@ -147,7 +147,11 @@ class Site:
 
     def configure(self, **sections: Any) -> None:
         self.settings = {
-            "paths": {"socket": str(self.socket), "database": str(self.database)},
+            "paths": {
+                "socket": str(self.socket),
+                "database": str(self.database),
+                "disable": str(self.cluster.etc_folder / "disable"),
+            },
             "server": {"allowed_users": ["root", str(SLURM_ID)], "socket_group": str(SLURM_ID)},
             "slurm": {"command": ["docker", "exec", self.cluster.container], "source": "commands", "poll_s": 1},
             "modes": {"default": "enforce"},
@@ -156,7 +160,7 @@ class Site:
             "log": {"collect_s": 2},
         }
         for name, section in sections.items():
-            self.settings[name] = {**self.settings.get(name, {}), **section}
+            self.settings[name] = {**self.settings.get(name, {}), **section} if isinstance(section, dict) else section
         self.config.write_text(yaml.safe_dump(self.settings))
 
     def start(self) -> None:
