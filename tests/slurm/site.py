@@ -65,6 +65,10 @@ class Cluster:
         self.name = f"test{release.replace('.', '')}-{os.getpid()}"
         self.container = f"slurm-advisor-{self.name}"
         self.apps = itertools.count(1)
+        # Jobs can run this Python and this checkout, where it is not the system's own.
+        self.mounted = sys.base_prefix not in ("/", "/usr")
+        places = {Path(place).resolve() for place in (sys.prefix, sys.base_prefix, ROOT)} if self.mounted else set()
+        self._mounts = [word for place in sorted(places) for word in ("--mount", str(place))]
 
     def script(self, *words: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run([ROOT / "scripts/cluster", *words], capture_output=True, text=True, check=False)
@@ -72,7 +76,7 @@ class Cluster:
         return done
 
     def up(self) -> None:
-        self.script("up", "--slurm", self.release, "--name", self.name)
+        self.script("up", "--slurm", self.release, "--name", self.name, *self._mounts)
         facts = json.loads(self.script("status", "--json").stdout)[self.name]
         self.run_folder, self.etc_folder = Path(facts["run"]), Path(facts["etc"])
 

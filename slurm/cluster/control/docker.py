@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from control.basics import (
@@ -142,7 +142,7 @@ def clusters() -> Iterator[DockerCluster]:
         )
 
 
-def start(name: str, release: Release, shared: str | None, load: bool) -> DockerCluster:
+def start(name: str, release: Release, shared: str | None, load: bool, mounts: Sequence[Path] = ()) -> DockerCluster:
     """A new container of that name, its services starting."""
     tag = image(release, load)
     run_folder, etc_folder = host_folders(name, shared)
@@ -151,6 +151,7 @@ def start(name: str, release: Release, shared: str | None, load: bool) -> Docker
     options = ["--detach", "--name", cluster.container, "--hostname", "ctl", "--cap-add", "SYS_PTRACE"]
     options += ["--label", f"{LABEL}={name}", "--label", f"{LABEL}.release={release.name}"]
     options += ["--volume", f"{run_folder}:/run/slurm-advisor", "--volume", f"{etc_folder}:/etc/slurm-advisor"]
+    options += [word for folder in mounts for word in ("--volume", f"{folder}:{folder}:ro")]
     started = run("docker", "run", *options, tag)
     if started.returncode:
         run("docker", "rm", "--force", cluster.container)

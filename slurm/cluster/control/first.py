@@ -78,6 +78,11 @@ def arrange(args: argparse.Namespace) -> None:
         target = args.root / inside.lstrip("/")
         target.mkdir(parents=True, exist_ok=True)
         mount("--bind", outside, str(target))
+    for folder in args.look_at:
+        target = args.root / folder.lstrip("/")
+        target.mkdir(parents=True, exist_ok=True)
+        mount("--bind", folder, str(target))
+        mount("-o", "remount,bind,ro", str(target))
     os.chroot(args.root)
     os.chdir("/")
 
@@ -87,6 +92,7 @@ def main() -> None:
     parser.add_argument("--first", type=Path, help="file to write the process's number to")
     parser.add_argument("--own-network", action="store_true", help="not the host's: set up its loopback")
     parser.add_argument("--bind", action="append", default=[], metavar="OUTSIDE:INSIDE")
+    parser.add_argument("--look-at", action="append", default=[], metavar="FOLDER", help="read-only, at the same path")
     parser.add_argument("root", type=Path)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()

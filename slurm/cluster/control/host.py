@@ -212,7 +212,7 @@ def clusters() -> Iterator[HostCluster]:
         yield HostCluster(told.parent)
 
 
-def start(name: str, release: Release, shared: str | None, load: bool) -> HostCluster:
+def start(name: str, release: Release, shared: str | None, load: bool, mounts: Sequence[Path] = ()) -> HostCluster:
     """A new folder of that name, its services starting."""
     source = root_folder(release, load)
     folder = STATE / name
@@ -224,6 +224,7 @@ def start(name: str, release: Release, shared: str | None, load: bool) -> HostCl
     say(f"copied {source.name}: {time.monotonic() - began:.1f} s")
     binds = [f"{run_folder}:/run/slurm-advisor", f"{etc_folder}:/etc/slurm-advisor"]
     options = ["--first", str(folder / "first"), *(word for bind in binds for word in ("--bind", bind))]
+    options += [word for mount in mounts for word in ("--look-at", str(mount))]
     command = _first_process(root, "services", "run", options=options)
     with (folder / "services.log").open("w") as out:
         begun = subprocess.Popen(
