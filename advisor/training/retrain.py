@@ -7,9 +7,11 @@ log and the same seed give the same weights.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,11 +123,28 @@ def retrain(
 ) -> Retrained:
     """Retrains from these logs (default: the site's own); raises `RetrainError`. `crew`: other ranks that take part."""
     began = time.monotonic()
-    run = _Run(settings, logs or [Path(settings.paths.database)], seed, resume, cluster, now, say, crew or Crew())
     try:
-        return run.go(promote, began)
+        with _alone(Versions.of(settings).models):
+            run = _Run(
+                settings, logs or [Path(settings.paths.database)], seed, resume, cluster, now, say, crew or Crew()
+            )
+            return run.go(promote, began)
     except (StoreError, VersionError) as error:
         raise RetrainError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _alone(models: Path) -> Iterator[None]:
+    """Two at once, the timer's and one by hand, would go on with each other's work. The lock ends with its process."""
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        with (models / ".retrain.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+    except BlockingIOError:
+        raise RetrainError(f"another retrain is at work in {models}; wait until it has ended") from None
+    except OSError as error:
+        raise RetrainError(f"{models}: {error.strerror or error}; check that it may be written") from error
 
 
 class _Run:

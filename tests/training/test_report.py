@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -78,6 +79,25 @@ def test_the_text_says_it_in_words(site: Path) -> None:
     text = run(site).output
     assert text.startswith("Changed jobs finish") and "GPU hours saved" in text and "drift:" in text
     assert re.search(r"turnaround +\d+ +\d+ .*95 %", text)
+
+
+def test_drift_is_told_with_when_and_what(tmp_path: Path) -> None:
+    path = logs.trial(tmp_path, 600, gain=0.0, kinds=2)
+    with Database(path) as db, db.transaction() as connection:
+        connection.execute(
+            "UPDATE outcomes SET elapsed = elapsed * 3, end = start + elapsed * 3 WHERE name = 'app1' AND job_id > 300"
+        )
+    page = tmp_path / "report.html"
+    text = run(tmp_path, "--html", str(page)).output
+    alarm = next(a for a in json.loads(run(tmp_path, "--json").output)["drift"] if a["app"] == "app1")
+    # Single jobs count for three spreads at most, so that a large change is told smaller than it is.
+    assert alarm["direction"] == "longer" and 1.5 < alarm["factor"] < 3.5
+    began, found = (time.strftime("%Y-%m-%d", time.localtime(alarm[key])) for key in ("since", "at"))
+    line = next(line for line in text.splitlines() if "app1" in line and "longer" in line)
+    assert found in line and began in line
+    assert abs(alarm["since"] - (logs.START + 600 * 300)) < 2 * 86_400
+    told = page.read_text()
+    assert "app1" in told and began in told and "longer" in told
 
 
 def test_without_enough_jobs_no_effect_is_claimed(tmp_path: Path) -> None:

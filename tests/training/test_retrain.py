@@ -142,6 +142,21 @@ def test_resume_without_anything_to_resume_begins(simulated: Path, tmp_path: Pat
     assert retrain(copy_of(simulated, tmp_path), resume=True, now=NOW).version
 
 
+def test_two_retrains_at_once_do_not_go_on_with_each_others_work(simulated: Path, tmp_path: Path) -> None:
+    settings = copy_of(simulated, tmp_path)
+    refused: list[str] = []
+
+    def meanwhile(what: str) -> None:
+        if what.startswith("simulating"):
+            with pytest.raises(RetrainError, match="another retrain is at work") as error:
+                retrain(settings, resume=True, now=NOW)
+            refused.append(str(error.value))
+
+    assert retrain(settings, now=NOW, say=meanwhile, promote=False).version
+    assert len(refused) == 1
+    assert retrain(settings, now=NOW, promote=False).version, "the next one may"
+
+
 # Logs that are not as they should be.
 
 
