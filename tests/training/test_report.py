@@ -92,7 +92,7 @@ def test_drift_is_told_with_when_and_what(tmp_path: Path) -> None:
     alarm = next(a for a in json.loads(run(tmp_path, "--json").output)["drift"] if a["app"] == "app1")
     # Single jobs count for three spreads at most, so that a large change is told smaller than it is.
     assert alarm["direction"] == "longer" and 1.5 < alarm["factor"] < 3.5
-    began, found = (time.strftime("%Y-%m-%d", time.localtime(alarm[key])) for key in ("since", "at"))
+    began, found = (time.strftime("%Y-%m-%d", time.gmtime(alarm[key])) for key in ("since", "at"))
     line = next(line for line in text.splitlines() if "app1" in line and "longer" in line)
     assert found in line and began in line
     assert abs(alarm["since"] - (logs.START + 600 * 300)) < 2 * 86_400
