@@ -18,7 +18,12 @@ from typing import Any
 
 import torch
 
+from advisor.contention.layers import Drawn
 from advisor.contention.network import Network
+
+# From so many variables on, those of one depth go together (`layers.py`): the same estimate in fewer, larger steps.
+# Below it gains little, and what was trained with small networks comes out the same to the bit.
+_LARGE = 16
 
 
 @dataclass(frozen=True)
@@ -186,6 +191,29 @@ class _Sampled(torch.autograd.Function):
         return (None, None, None, None, None, *found)
 
 
+class _SampledByDepth(torch.autograd.Function):
+    """The same for large networks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        network: BeliefNetwork,
+        query: str,
+        evidence: Mapping[str, torch.Tensor],
+        samples: int,
+        generator: torch.Generator | None,
+        *parameters: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.drawn = Drawn(network, parameters, query, evidence, samples, generator)
+        ctx.sizes = [len(p) for p in parameters]
+        found: torch.Tensor = ctx.drawn.probability()[:, : network.variables[network.index[query]].states]
+        return found.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (None, None, None, None, None, *ctx.drawn.gradient(outputs[0], ctx.sizes))
+
+
 def _surrogate(
     network: BeliefNetwork,
     query: str,
@@ -248,5 +276,6 @@ def probability(
             raise ValueError(f"evidence on {name}, which has parents; only roots can be observed when sampling forward")
     if query in evidence:
         raise ValueError(f"{query} is asked for and given")
-    result: torch.Tensor = _Sampled.apply(network, query, dict(evidence), samples, generator, *parameters)  # type: ignore[no-untyped-call]
+    estimate = _SampledByDepth if len(network.above(query)) >= _LARGE else _Sampled
+    result: torch.Tensor = estimate.apply(network, query, dict(evidence), samples, generator, *parameters)  # type: ignore[no-untyped-call]
     return result

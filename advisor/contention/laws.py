@@ -23,7 +23,7 @@ from advisor.contention.vendor import Relations
 Floats = NDArray[np.float64]
 _FREEDOM = 4.0  # of a law's error
 _FEW = 10  # windows; fewer do not tell whether errors are larger than claimed
-_MOST_EXCESS = 4.0
+_LEAST_EXCESS, _MOST_EXCESS = 0.05, 4.0
 _UNKNOWN = 1.0  # relative spread of a count that was not made
 _TURNS = 3
 
@@ -108,8 +108,12 @@ class Corrector:
         unit = np.maximum(np.where(known, mean[:, columns], sums / counts), 1e-9)
         first = np.ones_like(unit)
         variance = np.where(known, np.maximum(sd[:, columns] / unit, 1e-4), _UNKNOWN) ** 2
+        common = np.zeros_like(variance)
         if len(mean) >= _FEW:
-            variance = variance * self._excess(first, variance, unit, seconds)
+            excess = self._excess(first, variance, unit, seconds)
+            # What members of a law err together, each by the same share, no law can see, and none takes away.
+            common = variance * np.maximum(1.0 - excess, 0.0)
+            variance = variance * excess
         state, left, loosened = first, variance, np.ones((len(mean), len(self.laws)))
         for turn in range(_TURNS):
             gap, slopes, size = self._look(state, unit, seconds)
@@ -125,11 +129,15 @@ class Corrector:
         corrected, spread = mean.copy(), sd.copy()
         some = known.any(axis=0)
         corrected[:, columns] = np.where(some, np.maximum(state, 0.0) * unit, mean[:, columns])
-        spread[:, columns] = np.where(some, np.sqrt(np.maximum(left, 1e-12)) * unit, sd[:, columns])
+        spread[:, columns] = np.where(some, np.sqrt(np.maximum(left + common, 1e-12)) * unit, sd[:, columns])
         return corrected, spread
 
     def _excess(self, first: Floats, variance: Floats, unit: Floats, seconds: float) -> Floats:
-        """How much wider each event's errors are than was claimed, by how badly its laws are broken: 1 or more."""
+        """How large each event's own errors are against what was claimed, by how badly its laws are broken.
+
+        More than 1 where errors are larger than claimed; less where those of a law's members go together (they took
+        their turns together, or the same state of the node was misjudged), which leaves the law intact.
+        """
         gap, slopes, size = self._look(first, unit, seconds)
         usable = np.isfinite(gap)
         slopes[~usable] = 0.0
@@ -137,8 +145,9 @@ class Corrector:
         # The median of squares, which a few windows that went wrong do not move, over that of a normal's square.
         broken = np.median(np.where(usable, gap**2 / claimed, 0.0), axis=0) / 0.455
         member = (np.abs(slopes) > 0).any(axis=0)
-        mean = (member * np.clip(broken, 1.0, _MOST_EXCESS)[:, None]).sum(axis=0) / np.maximum(member.sum(axis=0), 1)
-        return np.asarray(np.maximum(mean, 1.0))
+        clipped = np.clip(broken, _LEAST_EXCESS, _MOST_EXCESS)[:, None]
+        mean = (member * clipped).sum(axis=0) / np.maximum(member.sum(axis=0), 1)
+        return np.asarray(np.where(member.any(axis=0), mean, 1.0))
 
     def _look(self, state: Floats, unit: Floats, seconds: float) -> tuple[Floats, Floats, Floats]:
         """How far each law is from holding, its slopes by the relative counts, and how far it may be."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _JITTER = 1e-6
+_DENSE = 10  # ticks between two readings of a group; further apart they say nothing of how long a wandering lasts
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class _Group:
     values: torch.Tensor  # standardised log counts, ticks × columns
     x: torch.Tensor  # the node's state at every tick, as seen without this group's own events
 
+    @property
+    def dense(self) -> bool:
+        """Whether its readings are near enough to each other to show what goes on within a phase."""
+        return len(self.ticks) > 1 and bool((self.ticks[1:] - self.ticks[:-1]).median() <= _DENSE)
+
 
 class _Kernel:
     """Covariance of log rates between ticks: linear and smooth in the state, plus memories of time."""
@@ -63,8 +69,10 @@ class _Kernel:
         start = [np.log(2.0)] * self.width + list(np.log([0.3, 0.5, 0.2, 30.0, 0.03, 0.2, 100.0, 0.05, 5.0]))
         self.parameters = torch.tensor(start, dtype=torch.float64, requires_grad=True)
 
-    def _split(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _split(self, dense: bool) -> tuple[torch.Tensor, torch.Tensor]:
         p = torch.exp(self.parameters)
+        if not dense:
+            p = torch.cat([p[:-1], p[-1:].detach()])
         weights = p[self.width :].clone()
         if not self.settings.time:
             weights = weights * torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0], dtype=torch.float64)
@@ -72,8 +80,9 @@ class _Kernel:
             weights = weights * torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0], dtype=torch.float64)
         return p[: self.width], weights
 
-    def __call__(self, state: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        lengths, (linear, smooth, brief, tau, _, recent, recent_tau, quick, quick_tau) = self._split()
+    def __call__(self, state: torch.Tensor, one: torch.Tensor, other: torch.Tensor, dense: bool = True) -> torch.Tensor:
+        """Between two sets of ticks. Readings that are not `dense` do not move the length of the quick memory."""
+        lengths, (linear, smooth, brief, tau, _, recent, recent_tau, quick, quick_tau) = self._split(dense)
         x, y = state[one] / lengths, state[other] / lengths
         inner = x @ y.T
         squared = ((x * x).sum(1)[:, None] + (y * y).sum(1)[None, :] - 2 * inner).clamp(min=0)
@@ -87,19 +96,37 @@ class _Kernel:
     def noise(self) -> torch.Tensor:
         return torch.exp(self.parameters[self.width + 4])
 
-    def factor(self, state: torch.Tensor, ticks: torch.Tensor) -> torch.Tensor:
+    def factor(self, state: torch.Tensor, ticks: torch.Tensor, dense: bool = True) -> torch.Tensor:
         """Cholesky factor of the covariance of what was seen at these ticks."""
         eye = torch.eye(len(ticks), dtype=torch.float64)
-        chol: torch.Tensor = torch.linalg.cholesky(self(state, ticks, ticks) + (self.noise() + _JITTER) * eye)
+        covariance = self(state, ticks, ticks, dense) + (self.noise() + _JITTER) * eye
+        chol: torch.Tensor = torch.linalg.cholesky(covariance)
         return chol
 
-    def adapted(self, group: _Group) -> _Kernel:
-        """A copy that has moved a few steps towards one group: units differ in how much is their own."""
+    def adapted(self, group: _Group, spread: Floats, white: float) -> _Kernel:
+        """A copy that has moved a few steps towards one group: units differ in how much is their own.
+
+        Readings far apart cannot tell noise of each tick from wandering that lasts a few: both are forgotten by the
+        next. In a sum over a window noise cancels and wandering does not, so noise is only granted as much (`white`,
+        the variance of logarithms) as the counters show that are read at every tick; the rest wanders.
+        """
         own = _Kernel(len(self.t), self.width, self.settings)
         with torch.no_grad():
             own.parameters.copy_(self.parameters)
         own.fit([group], self.settings.own_steps)
+        if not group.dense and self.settings.time:
+            with torch.no_grad():
+                noise, quick = torch.exp(own.parameters[self.width + 4]), torch.exp(own.parameters[self.width + 7])
+                scale = own.scale(group, torch.cholesky_inverse(own.factor(group.x, group.ticks)))
+                granted = min(float(noise), float(np.median(white / (scale * spread[group.columns] ** 2))))
+                own.parameters[self.width + 4] = np.log(max(granted, 1e-9))
+                own.parameters[self.width + 7] = torch.log(quick + noise - granted)
         return own
+
+    def scale(self, group: _Group, inverse: torch.Tensor) -> Floats:
+        """Scale of each event from its leave-one-out residuals, which unlike the fit's own do not flatter it."""
+        weights = inverse @ group.values
+        return np.asarray((weights**2 / inverse.diagonal()[:, None]).mean(0).numpy() + 1e-12)
 
     def fit(self, groups: list[_Group], steps: int) -> None:
         """Maximises the marginal likelihood, each event's own scale profiled out; a third of the groups a step."""
@@ -112,7 +139,7 @@ class _Kernel:
                 if (index + step) % every:
                     continue
                 ticks, values = group.ticks[:300], group.values[:300]
-                chol = self.factor(group.x, ticks)
+                chol = self.factor(group.x, ticks, group.dense)
                 white = torch.linalg.solve_triangular(chol, values, upper=False)
                 scale = (white**2).mean(0) + 1e-9
                 loss = loss + values.shape[1] * torch.log(chol.diagonal()).sum()
@@ -152,13 +179,14 @@ def reconstruct(seen: Floats, window: int, settings: Settings | None = None) -> 
             kernel = _Kernel(ticks, groups[0].x.shape[1], settings)
         kernel.fit(groups, settings.steps)
 
+    white = _white(logs, read, always)
     filled = np.where(read, seen, 0.0)
     variance = (settings.reading_error * filled) ** 2
     variance = variance.reshape(-1, window, columns).sum(axis=1)
     total = variance.sum(axis=0)
     for group in groups:
         unseen = ~read[:, group.columns[0]] & ~lost
-        _fill(kernel.adapted(group), group, middle, spread, unseen, filled, variance, total, window)
+        _fill(kernel.adapted(group, spread, white), group, middle, spread, unseen, filled, variance, total, window)
     bridged = _bridge(filled, lost, window)
     variance += bridged
     total += bridged.sum(axis=0)
@@ -168,6 +196,18 @@ def reconstruct(seen: Floats, window: int, settings: Settings | None = None) -> 
     mean = filled.reshape(-1, window, columns).sum(axis=1)
     total[never] = np.inf
     return Reconstruction(mean, np.sqrt(variance), mean.sum(axis=0), np.sqrt(total))
+
+
+def _white(logs: Floats, read: NDArray[np.bool_], always: list[int]) -> float:
+    """Variance of what one tick's logarithm has to itself, from the counters read at every tick; no bound without any.
+
+    The distance of a tick from the middle of its neighbours; the median, which changes of phase do not move. What
+    wanders quickly is in it as well, so it is rather too large.
+    """
+    whole = read[1:-1] & read[2:] & read[:-2]
+    apart = logs[1:-1] - 0.5 * (logs[2:] + logs[:-2])
+    found = [float(np.median(apart[whole[:, c], c] ** 2)) / 0.455 / 1.5 for c in always if whole[:, c].any()]
+    return float(np.median(found)) if found else float("inf")
 
 
 def _standardised(features: Floats) -> torch.Tensor:
@@ -235,8 +275,7 @@ def _fill(
         chol = kernel.factor(group.x, group.ticks)
         inverse = torch.cholesky_inverse(chol)
         weights = inverse @ group.values
-        # Scale of each event from its leave-one-out residuals, which unlike the fit's own do not flatter it.
-        scale = (weights**2 / inverse.diagonal()[:, None]).mean(0).numpy()
+        scale = kernel.scale(group, inverse)
         cross = kernel(group.x, everywhere, group.ticks)
         mean = (cross @ weights).numpy()
         white = torch.linalg.solve_triangular(chol, cross.T, upper=False)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from pgmpy.inference import VariableElimination
 
-from advisor.contention import exact
+from advisor.contention import exact, gradient
 from advisor.contention.gradient import BeliefNetwork, Variable, from_vendor, probability
+from advisor.contention.layers import Drawn
 from advisor.contention.network import build
 from advisor.contention.vendor import read
 
@@ -37,7 +38,24 @@ TANGLED = BeliefNetwork(
         Variable("elsewhere", ("io",)),
     )
 )
+# One variable at each depth, some of them with several paths: both ways of sampling draw the same numbers here.
+CHAIN = BeliefNetwork(
+    (
+        Variable("misses", states=4),
+        Variable("bandwidth", ("misses",), 2),
+        Variable("link", ("bandwidth", "misses"), 5),
+        Variable("stalls", ("link",)),
+        Variable("slow", ("stalls", "bandwidth")),
+    )
+)
 NETWORKS = {"polytree": POLYTREE, "tangled": TANGLED}
+
+
+@pytest.fixture(params=["by variable", "by depth"])
+def way(request, monkeypatch):
+    """Small networks are sampled variable by variable, large ones depth by depth; either way must hold on both."""
+    monkeypatch.setattr(gradient, "_LARGE", 0 if request.param == "by depth" else 10**6)
+    return request.param
 
 
 def wish(network):
@@ -77,21 +95,21 @@ def test_the_exact_gradient_equals_finite_differences_of_pgmpy(kind):
         values = VariableElimination(exact.to_pgmpy(network, changed)).query(["slow"], {}, show_progress=False).values
         return float((torch.from_numpy(values) * wish(network)).sum())
 
-    gradient = exact_gradient(network, parameters, {})
+    found = exact_gradient(network, parameters, {})
     position = 0
     for index, p in enumerate(parameters):
         for entry in range(len(p)):
             up, down = [q.clone() for q in parameters], [q.clone() for q in parameters]
             up[index][entry] += 1e-5
             down[index][entry] -= 1e-5
-            assert float(gradient[position]) == pytest.approx((score(up) - score(down)) / 2e-5, abs=1e-6)
+            assert float(found[position]) == pytest.approx((score(up) - score(down)) / 2e-5, abs=1e-6)
             position += 1
 
 
 @pytest.mark.parametrize("samples", [50, 400, 1600])
 @pytest.mark.parametrize("given", [{}, {"misses": 2}])
 @pytest.mark.parametrize("kind", sorted(NETWORKS))
-def test_the_sampled_gradient_is_unbiased_at_every_sample_size(kind, given, samples):
+def test_the_sampled_gradient_is_unbiased_at_every_sample_size(way, kind, given, samples):
     network = NETWORKS[kind]
     parameters = network.initial(3)
     truth = exact_gradient(network, parameters, given)
@@ -107,7 +125,7 @@ def test_the_sampled_gradient_is_unbiased_at_every_sample_size(kind, given, samp
 
 
 @pytest.mark.parametrize("kind", sorted(NETWORKS))
-def test_the_error_falls_with_the_root_of_the_samples(kind):
+def test_the_error_falls_with_the_root_of_the_samples(way, kind):
     network = NETWORKS[kind]
     parameters = network.initial(4)
     truth = exact_gradient(network, parameters, {})
@@ -127,13 +145,38 @@ def test_the_error_falls_with_the_root_of_the_samples(kind):
     assert slope == pytest.approx(-0.5, abs=0.08)
 
 
-def test_a_batch_of_evidence_gets_a_row_each():
+def test_a_batch_of_evidence_gets_a_row_each(way):
     parameters = TANGLED.initial(5)
     evidence = {"misses": torch.tensor([0, 1, 2]), "busy": torch.tensor([2, 1, 0])}
     rows = probability(TANGLED, parameters, "slow", evidence, 40_000, torch.Generator().manual_seed(1))
     for row, (misses, busy) in enumerate([(0, 2), (1, 1), (2, 0)]):
         expected = exact.probability(TANGLED, parameters, "slow", {"misses": misses, "busy": busy})
         assert rows[row].numpy() == pytest.approx(expected.numpy(), abs=0.01)
+
+
+@pytest.mark.parametrize("given", [None, "misses"])
+def test_depth_by_depth_the_same_samples_give_the_same_gradient(monkeypatch, given):
+    found = []
+    for large in (0, 10**6):
+        monkeypatch.setattr(gradient, "_LARGE", large)
+        parameters = [p.requires_grad_(True) for p in CHAIN.initial(7)]
+        evidence = {"misses": torch.tensor([0, 3, 1])} if given else {}
+        rows = probability(CHAIN, parameters, "slow", evidence, 500, torch.Generator().manual_seed(8))
+        loss = (rows * torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)).square().sum()
+        slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
+        whole = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, slopes, strict=True)]
+        found.append(torch.cat([rows.detach().flatten(), *whole]))
+    assert found[0].numpy() == pytest.approx(found[1].numpy(), abs=1e-10)
+    assert found[0].abs().max() > 0.01
+
+
+def test_large_networks_are_sampled_depth_by_depth(monkeypatch):
+    wide = BeliefNetwork((*(Variable(f"c{k}") for k in range(20)), Variable("slow", tuple(f"c{k}" for k in range(20)))))
+    asked = []
+    monkeypatch.setattr(gradient, "Drawn", lambda *given: asked.append(given) or Drawn(*given))
+    probability(wide, wide.initial(0), "slow", {}, 10)
+    probability(TANGLED, TANGLED.initial(0), "slow", {}, 10)
+    assert len(asked) == 1
 
 
 def test_training_through_samples_finds_the_knee():

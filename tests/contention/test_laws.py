@@ -104,3 +104,17 @@ def test_the_synthetic_programs_obey_the_laws():
         law.left: round(float(g), 3) for law, g in zip(corrector.laws, gap[0], strict=True)
     }
     assert set(corrector.laws) <= set(LAWS)
+
+
+def test_errors_that_go_together_are_not_thought_corrected():
+    # Counted in the same turn, all three are wrong by the same share: the law holds and says nothing.
+    draw = np.random.default_rng(3)
+    true = np.array([40.0, 60.0, 100.0]) * draw.uniform(0.5, 2.0, size=(60, 1))
+    together = true * (1 + draw.normal(0, 0.05, size=(60, 1)))
+    apart = true * (1 + draw.normal(0, 0.05, size=(60, 3)))
+    corrector = Corrector(NOTHING, ("reads", "writes", "total"), laws=SUM)
+    _, sd = corrector(together, 0.05 * together, 1.0)
+    assert (sd > 0.95 * 0.05 * together).all()
+    mean, sd = corrector(apart, 0.05 * apart, 1.0)
+    assert sd[:, 2].mean() < 0.85 * 0.05 * apart[:, 2].mean()
+    assert np.abs(mean - true).mean() < 0.9 * np.abs(apart - true).mean()

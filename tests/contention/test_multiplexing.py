@@ -75,3 +75,20 @@ def test_the_pmu_never_counts_more_events_at_once_than_it_has_counters():
     assert seen[:, core].sum(axis=1).max() <= 3
     assert seen[:, [i for i, e in enumerate(EVENTS) if e in FIXED]].all()
     assert all(len(group) <= 4 for group in groups(EVENTS, pmu))
+
+
+def test_wandering_between_far_readings_is_not_taken_for_noise_that_cancels():
+    # Nothing tells of these events but their own readings, thirty ticks apart, while they wander within five.
+    draw = np.random.default_rng(7)
+    ticks, events = 1500, 30
+    wander = np.zeros((ticks, events))
+    for tick in range(1, ticks):
+        wander[tick] = np.exp(-1 / 5) * wander[tick - 1] + draw.normal(0, 0.1 * np.sqrt(1 - np.exp(-2 / 5)), events)
+    steady = np.exp(draw.normal(0, 0.01, size=(ticks, 2)))  # always on, and all but free of noise
+    true = 1e6 * np.concatenate([steady, np.exp(wander + draw.normal(0, 0.01, size=wander.shape))], axis=1)
+    seen = true * np.exp(draw.normal(0, 0.01, size=true.shape))
+    turns = (np.arange(ticks)[:, None] + np.arange(events)) % events == 0
+    seen[:, 2:][~turns] = np.nan
+    ours = reconstruct(seen, WINDOW, Settings(factors=2, passes=1, steps=10))
+    inside = (np.abs(ours.mean - windows(true)) < 1.645 * ours.sd)[:, 2:]
+    assert 0.86 < inside.mean() < 0.97
