@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
+from itertools import pairwise
 
 from advisor.contention.expression import names
 from advisor.contention.network import Network, counters, needed_constants
 
-ROW, COLUMN, BOX, MARGIN = 22, 360, 290, 30
+ROW, COLUMN, BOX, MARGIN, HEADING, PASSAGE = 22, 360, 290, 30, 34, 7
+SWEEPS = 24
 _COLOURS = {"counter": "#e8eef7", "metric": "#fdf3d8", "resource": "#dff2e1"}
 
 
@@ -55,64 +58,130 @@ def _columns(network: Network) -> list[list[tuple[str, str]]]:
     return columns
 
 
-def _order(network: Network, columns: list[list[tuple[str, str]]]) -> dict[str, tuple[int, float]]:
-    """Column and height of each box; a few sweeps of averaging over neighbours untangle the lines."""
-    tallest = max(len(column) for column in columns)
-    place: dict[str, tuple[int, float]] = {}
-    for index, column in enumerate(columns):
-        for row, (name, _) in enumerate(column):
-            place[name] = (index, (row + 0.5) * tallest / len(column))
-    near: dict[str, list[str]] = {name: [] for name in place}
+def _passages(network: Network, columns: list[list[tuple[str, str]]]) -> dict[tuple[str, str], list[str]]:
+    """What each line goes through in the columns between its ends: never a box. Lines from one box share their way.
+
+    Adds the passages to the columns, where they take room like boxes, so that no line seems to come out of a box that
+    it only passes behind.
+    """
+    column_of = {name: index for index, column in enumerate(columns) for name, _ in column}
+    ways: dict[tuple[str, str], list[str]] = {}
     for one, other in network.edges:
-        near[one].append(other)
-        near[other].append(one)
-    for _ in range(8):
-        for index, column in enumerate(columns):
+        through = [f"{one} past {index}" for index in range(column_of[one] + 1, column_of[other])]
+        for index, name in enumerate(through, column_of[one] + 1):
+            if name not in column_of:
+                column_of[name] = index
+                columns[index].append((name, "passage"))
+        ways[one, other] = [one, *through, other]
+    return ways
+
+
+def _order(
+    columns: list[list[tuple[str, str]]], ways: Iterable[list[str]]
+) -> tuple[dict[str, tuple[int, float]], float]:
+    """Column and height of each box, and of the whole; sweeps of averaging over neighbours untangle the lines."""
+    room = {"passage": PASSAGE}
+    whole = max(sum(room.get(kind, ROW) for _, kind in column) for column in columns)
+    place: dict[str, tuple[int, float]] = {}
+
+    def spread(index: int, column: list[tuple[str, str]]) -> None:
+        free = (whole - sum(room.get(kind, ROW) for _, kind in column)) / len(column)
+        y = 0.0
+        for name, kind in column:
+            taken = room.get(kind, ROW) + free
+            place[name] = (index, y + taken / 2)
+            y += taken
+
+    near: dict[str, set[str]] = {name: set() for column in columns for name, _ in column}
+    for way in ways:
+        for one, other in pairwise(way):
+            near[one].add(other)
+            near[other].add(one)
+    for index, column in enumerate(columns):
+        spread(index, column)
+    for turn in range(SWEEPS):
+        for index in range(len(columns)) if turn % 2 else reversed(range(len(columns))):
+            column = columns[index]
             wish = {
-                name: sum(place[n][1] for n in near[name]) / len(near[name]) if near[name] else float(place[name][1])
+                name: sum(place[n][1] for n in near[name]) / len(near[name]) if near[name] else place[name][1]
                 for name, _ in column
             }
             column.sort(key=lambda box: (wish[box[0]], box[0]))
-            for row, (name, _) in enumerate(column):
-                place[name] = (index, (row + 0.5) * tallest / len(column))
-    return place
+            spread(index, column)
+    return place, whole
+
+
+def _wide(label: str) -> float:
+    """About how wide a label is, by the usual widths of letters."""
+    return sum(
+        3.5 if c in ".,:il" else 5.6 if c == "_" else 7.2 if c.isupper() else 10.5 if c in "@=…" else 6.2 for c in label
+    )
+
+
+def _short(name: str) -> str:
+    """A label that fits its box; the middle goes, since the ends tell events apart."""
+    label, kept = name, len(name) - 8
+    while _wide(label) > BOX - 12 and kept > 8:
+        kept -= 1
+        label = f"{name[:kept]}…{name[-7:]}"
+    return label
 
 
 def svg(network: Network) -> str:
     """The same as a picture; hovering over a box shows its whole expression."""
     columns = _columns(network)
-    place = _order(network, columns)
+    ways = _passages(network, columns)
+    place, tall = _order(columns, ways.values())
     width = 2 * MARGIN + COLUMN * (len(columns) - 1) + BOX
-    height = 2 * MARGIN + ROW * max(len(column) for column in columns) + 20
+    height = round(2 * MARGIN + HEADING + tall)
 
     def at(name: str) -> tuple[float, float]:
-        column, row = place[name]
-        return MARGIN + COLUMN * column, MARGIN + 20 + ROW * row
+        column, y = place[name]
+        return MARGIN + COLUMN * column, MARGIN + HEADING + y
 
+    headings = {0: "counters to measure", len(columns) - 1: "resources"}
+    if len(columns) > 2:
+        headings[1] = "vendor's metrics" + (", each right of what it is made from" if len(columns) > 3 else "")
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
         f' viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="{MARGIN}" y="{MARGIN}" font-size="14">{escape(network.cpu)}</text>',
+        f'<text x="{MARGIN}" y="{MARGIN}" font-size="14">{escape(network.cpu)}: {len(network.events)} counters,'
+        f" {len(network.metrics)} of {len(network.relations.metrics)} vendor metrics,"
+        f" {len(network.resources)} resources</text>",
     ]
-    for one, other in network.edges:
-        (x1, y1), (x2, y2) = at(one), at(other)
-        x1 += BOX
-        bend = (x2 - x1) / 2
+    parts += [
+        f'<text x="{MARGIN + COLUMN * column}" y="{MARGIN + 24}" fill="#556677">{escape(said)}</text>'
+        for column, said in headings.items()
+    ]
+    for way in ways.values():
         parts.append(
-            f'<path d="M{x1:.0f},{y1:.1f} C{x1 + bend:.0f},{y1:.1f} {x2 - bend:.0f},{y2:.1f}'
-            f' {x2:.0f},{y2:.1f}" fill="none" stroke="#8899aa" stroke-opacity="0.5"/>'
+            f'<path d="{_line([at(name) for name in way])}" fill="none" stroke="#8899aa" stroke-opacity="0.55"/>'
         )
     sentences = {resource.name: resource.sentence for resource in network.resources}
     for column in columns:
         for name, kind in column:
+            if kind == "passage":
+                continue
             x, y = at(name)
             hint = sentences.get(name) or (network.expression(name) if kind == "metric" else name)
-            label = name if len(name) <= 46 else name[:45] + "…"
             parts.append(
                 f'<g><title>{escape(hint)}</title><rect x="{x:.0f}" y="{y - 9:.1f}" width="{BOX}" height="18"'
                 f' rx="4" fill="{_COLOURS[kind]}" stroke="#667788"/>'
-                f'<text x="{x + 6:.0f}" y="{y + 4:.1f}">{escape(label)}</text></g>'
+                f'<text x="{x + 6:.0f}" y="{y + 4:.1f}">{escape(_short(name))}</text></g>'
             )
     parts.append("</svg>")
     return "\n".join(parts) + "\n"
+
+
+def _line(points: list[tuple[float, float]]) -> str:
+    """From the right of the first box, straight through each passage, to the left of the last."""
+    x, y = points[0]
+    path = f"M{x + BOX:.0f},{y:.1f}"
+    for next_x, next_y in points[1:]:
+        middle = (x + BOX + next_x) / 2
+        path += f" C{middle:.0f},{y:.1f} {middle:.0f},{next_y:.1f} {next_x:.0f},{next_y:.1f}"
+        if (next_x, next_y) != points[-1]:
+            path += f" H{next_x + BOX:.0f}"
+        x, y = next_x, next_y
+    return path

@@ -1,6 +1,7 @@
 """`advisor contention show`: the network as text, JSON and a picture."""
 
 import json
+import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 
@@ -40,6 +41,28 @@ def test_the_picture_is_svg_with_every_box_and_edge(tmp_path):
     assert len(list(picture.iter(f"{space}path"))) == len(shown["edges"])
     assert "CPU_CLK_UNHALTED.THREAD" in boxes
     assert shown["svg"] == str(file)
+
+
+@needs_perf
+@pytest.mark.parametrize("cpu", ["clx", "zen2"])
+def test_no_line_of_the_picture_passes_behind_a_box_and_no_label_is_wider_than_its_box(tmp_path, cpu):
+    file = tmp_path / "network.svg"
+    assert CliRunner().invoke(command, ["show", "--cpu", cpu, "--svg", str(file)]).exit_code == 0
+    space = "{http://www.w3.org/2000/svg}"
+    picture = ElementTree.parse(file).getroot()
+    boxes = []
+    for group in picture.iter(f"{space}g"):
+        box, label = group.find(f"{space}rect"), group.find(f"{space}text")
+        boxes.append(tuple(float(box.get(key)) for key in ("x", "y", "width", "height")))
+        assert 4.5 * len(label.text) < float(box.get("width"))
+    straight = re.compile(r"([\d.]+),([\d.]+) H([\d.]+)")  # through a column, between its boxes
+    passed = 0
+    for path in picture.iter(f"{space}path"):
+        for start, height, end in (map(float, found) for found in straight.findall(path.get("d"))):
+            passed += 1
+            for x, y, width, tall in boxes:
+                assert end <= x or start >= x + width or not y < height < y + tall
+    assert passed > 5
 
 
 def test_without_perf_the_command_says_what_to_install():
