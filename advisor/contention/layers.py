@@ -106,7 +106,11 @@ def _plan(network: BeliefNetwork, query: str, known: frozenset[str]) -> _Plan:
                 ),
             )
         )
-    users, used, weight_at, members, rest_at = [], [], [], [], []
+    users: list[int] = []
+    used: list[int] = []
+    weight_at: list[int] = []
+    members: list[int] = []
+    rest_at: list[tuple[int, int]] = []
     start = 0
     for variable in network.variables:
         count = len(variable.parents)
@@ -225,7 +229,7 @@ class Drawn:
         flat = torch.zeros(sum(sizes), dtype=torch.float64)
         flat[self.plan.weight_at] = by_weights[self.plan.edges]
         flat[self.plan.rest_at] = by_rest[self.plan.members]
-        return (flat / self.samples).split(sizes)
+        return torch.split_with_sizes(flat / self.samples, sizes)
 
     def _hand_up(self, layer: _Layer, logit: torch.Tensor, worth: torch.Tensor) -> None:
         """What each value of a parent would be worth, by sample, the member's other parents as they were drawn."""
