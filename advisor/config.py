@@ -58,6 +58,10 @@ class Server(Section, frozen=True):
         str | None,
         _says("Group (name or numeric id) that owns the socket, so that slurmctld may connect."),
     ] = None
+    http: Annotated[
+        str | None,
+        _says("Address (127.0.0.1:8095) of a status page and of /metrics for Prometheus; none: there is neither."),
+    ] = None
 
 
 class Slurm(Section, frozen=True):

@@ -242,7 +242,7 @@ class _Case:
             why = f"{name}: {clause}; {name}: {best.reason}; as submitted: {keep.reason}"
             if outcome.holdout:
                 why = f"control group, left as it is; {why}"
-        if outcome.chosen != preferred and not outcome.holdout:
+        if self.mode == "enforce" and outcome.chosen != preferred and not outcome.holdout:
             place, loss = candidates[outcome.chosen].name, predictions[outcome.chosen].score - best.score
             risk = f", at an expected loss of {duration(loss)}" if loss >= 1 else ""
             why = f"sent to {place} to learn how long it runs there{risk}; otherwise {why}"

@@ -33,6 +33,7 @@ from advisor.server.status import Status
 from advisor.server.succession import Succession
 from advisor.server.telemetry_child import TelemetryChild
 from advisor.server.urgency import ask_for_short_slices
+from advisor.server.web_child import WebChild
 from advisor.training.serving import policy_in_force
 from advisor.training.versions import Versions
 
@@ -83,6 +84,7 @@ class Daemon:
         self._connections = Connections(self._hot.answer, self._counters)
         self._keeper = Keeper(loaded.settings, Succession(self._hot).offer, log_level)
         self._telemetry = TelemetryChild(loaded.settings, log_level)
+        self._web = WebChild(loaded.settings, log_level)
         self._notifier = Notifier()
         self._report = Report(loaded.settings.paths.socket)
         self._report.settings_file = loaded.file
@@ -104,6 +106,7 @@ class Daemon:
             server = await loop.create_unix_server(self._connections.new, sock=listener.socket)
             self._keeper.start()
             self._telemetry.start()
+            self._web.start()
             _calm_the_interpreter()
             log.info("slurm-advisor %s answers on %s", __version__, listener.path)
             self._notifier.ready(self._headline())
@@ -127,6 +130,7 @@ class Daemon:
         await self._keeper.stop()
         left = await asyncio.to_thread(self._log.close)
         await self._telemetry.stop()
+        await self._web.stop()
         if left:
             log.error("%d decisions could not be written to %s and are lost", left, self._log.path)
         log.info("stopped")
@@ -173,6 +177,7 @@ class Daemon:
                 self._admit()
                 self._keeper.configure(loaded.settings)
                 await self._telemetry.configure(loaded.settings)
+                await self._web.configure(loaded.settings)
                 await asyncio.to_thread(self._log.reopen, loaded.settings)
                 self._report.settings_file = loaded.file
                 self._report.reload_error = refused
@@ -202,6 +207,7 @@ class Daemon:
             self._log.status(self._keeper.lost),
             len(self._connections.open),
             self._telemetry.status,
+            self._web.status,
         )
 
 

@@ -23,6 +23,7 @@ from advisor.server.status import (
     SnapshotStatus,
     Status,
     TelemetryStatus,
+    WebStatus,
 )
 
 
@@ -69,6 +70,7 @@ class Report:
         log: LogStatus,
         connections: int,
         telemetry: TelemetryStatus = TelemetryStatus(),  # noqa: B008  (immutable)
+        web: WebStatus = WebStatus(),  # noqa: B008  (immutable)
     ) -> Status:
         """The whole answer."""
         return Status(
@@ -102,6 +104,7 @@ class Report:
             telemetry=telemetry,
             fallback=_fallback(policy),
             rounds=msgspec.structs.replace(keeper.rounds, levers=settings.levers),
+            web=web,
         )
 
 

@@ -105,6 +105,13 @@ class TelemetryStatus(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
+class WebStatus(msgspec.Struct, frozen=True):
+    """The status page's process."""
+
+    listening: str = ""  # address; empty: off, or it could not listen
+    error: str | None = None
+
+
 class FallbackStatus(msgspec.Struct, frozen=True):
     """Where the arithmetic decides in place of the learned policy, and why."""
 
@@ -150,6 +157,7 @@ class Status(msgspec.Struct, frozen=True):
     telemetry: TelemetryStatus = TelemetryStatus()
     fallback: FallbackStatus = FallbackStatus()
     rounds: RoundsStatus = RoundsStatus()
+    web: WebStatus = WebStatus()
 
     def problems(self) -> list[str]:
         """What is not well, each with what to do; empty when all is."""
@@ -189,6 +197,8 @@ class Status(msgspec.Struct, frozen=True):
             yield f"the {self.policy} policy rests, the arithmetic decides for a while: {self.fallback.resting}"
         if self.telemetry.error:
             yield f"agents' batches are not stored, they wait on the nodes: {self.telemetry.error}"
+        if self.web.error:
+            yield f"the status page is not there (server.http): {self.web.error}"
         if half_done := self.rounds.count("half done"):
             yield (
                 f"{half_done} updates of pending jobs were taken by half and could not be taken back; "
@@ -234,6 +244,8 @@ class Status(msgspec.Struct, frozen=True):
             rows.append(("rounds", _rounds(self.rounds)))
         if self.telemetry.listening:
             rows.append(("telemetry", _telemetry(self.telemetry)))
+        if self.web.listening:
+            rows.append(("page", f"http://{self.web.listening}/"))
         text = [f"{label:<10} {value}" for label, value in rows]
         for reason, count in sorted(counts.reasons.items(), key=lambda item: -item[1])[:8]:
             text.append(f"{'':<10} {count:>6} × {reason}")

@@ -45,6 +45,7 @@ def test_shadow_logs_what_it_would_do_and_says_nothing():
     assert decision.probabilities[0] == 1.0
     assert sum(decision.probabilities) == 1.0
     assert (decision.chosen, decision.holdout) == (0, False)
+    assert decision.why.startswith("p100/p100: ")
 
 
 def test_advise_tells_the_user_what_to_type_and_changes_nothing():
