@@ -1,8 +1,9 @@
 """The wire between the hook in slurmctld and the daemon: one JSON line each way over a unix socket.
 
 These types are the contract. The hook (`slurm/advisor.lua`) fills a `SubmitRequest`; the daemon answers
-with a `Reply`. Field names follow Slurm's own `job_desc`. Numbers that Slurm calls NO_VAL or
-INFINITE arrive as null, so that nothing here has to know those constants.
+with a `Reply`. A hook that numbers its requests by `kind` also takes a `PreparedReply` ahead of the next one of a
+kind, and says with a `UsedNote` that it applied it. Field names follow Slurm's own `job_desc`. Numbers that Slurm calls
+NO_VAL or INFINITE arrive as null, so that nothing here has to know those constants.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class SubmitRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     v: int
     op: Literal["submit", "advise"] = "submit"  # advise: the same, but nothing is logged or booked
+    # The hook's number for requests that read like this one, on this connection; 0: it takes no prepared replies.
+    kind: int = 0
     uid: int = -1
     user: str | None = None
     account: str | None = None
@@ -90,6 +93,18 @@ class SubmitRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     partitions: list[PartitionLimits] = []  # slurmctld's part_list for this user
 
 
+class UsedNote(msgspec.Struct, frozen=True):
+    """The hook applies a prepared reply. Nothing is sent back.
+
+    Notes come on a connection of their own, which begins with `{"v":1,"op":"notes"}` and which the daemon looks at now
+    and then: a line that wakes it up costs slurmctld more than all the rest of a submission.
+    """
+
+    v: int
+    op: Literal["used"]
+    number: int
+
+
 class ControlRequest(msgspec.Struct, frozen=True):
     """A question of an admin's command to the running daemon."""
 
@@ -107,6 +122,27 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str | None = None  # one line for the user, through slurm.log_user
     error: str | None = None  # the request was refused; why
     decision: dict[str, Any] | None = None  # op advise only: the whole decision, for a person to read
+
+
+class PreparedReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sent unasked: the answer to the next submission, if it is of this kind. The hook knows it by how it begins."""
+
+    v: int
+    prepared: int  # the kind
+    number: int
+    after: int  # it holds for a hook that has sent so many lines on this connection
+    until: float  # seconds since the epoch
+    token: str | None = None
+    action: Literal["keep", "rewrite"] = "keep"
+    set: dict[str, str] = {}
+    message: str | None = None
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """Sent unasked: no reply that was prepared so far holds any more."""
+
+    v: int
+    prepared: Literal[0] = 0
 
 
 # The fields that a rewrite may touch. The hook refuses a reply that names any other.

@@ -6,7 +6,8 @@ slow one, garbage, missing Lua modules), the job passes unchanged: `advisor.subm
 never returns anything but slurm.SUCCESS. Runs on Lua 5.1 (what Debian's Slurm links) to 5.4.
 
 slurmctld calls it under its locks, so every wait is bounded: `timeout_ms` for the whole exchange, and
-after `breaker_failures` failures in a row nobody is asked for `breaker_seconds`.
+after `breaker_failures` failures in a row nobody is asked for `breaker_seconds`. Where the daemon has prepared its
+answer to a request like this one, it is taken without any wait, and the daemon is told so in one line.
 ]]
 
 local advisor = { VERSION = "0.1.0", PROTOCOL = 1 }
@@ -25,6 +26,10 @@ local MAX_LONG_TEXT = 64 * KIB
 local MAX_REQUEST = 1024 * KIB -- the daemon refuses more
 local MAX_REPLY = 64 * KIB
 local MAX_MESSAGE = 1 * KIB
+local MAX_KINDS = 8 -- so many requests are kept, to know them again; the daemon prepares answers for as many
+local MAX_KIND = 64 * KIB -- longer requests are not kept
+local SOCKET_BUFFER = 8 * KIB -- lua-socket's own
+local MAX_AHEAD = 5 -- seconds: no prepared answer is good for longer, whatever it says of itself
 
 -- slurm.h: "not given" and "no limit" of 16, 32 and 64 bit fields. 64 bit values come as doubles.
 local NO_VAL16, NO_VAL, INFINITE = 0xfffe, 0xfffffffe, 0xffffffff
@@ -35,23 +40,6 @@ local SETTABLE = { "partition", "tres_per_node", "tres_per_job", "tres_per_task"
 local IS_SETTABLE = {}
 for _, field in ipairs(SETTABLE) do IS_SETTABLE[field] = true end
 
--- Cut short, these would mean something else, or come back shortened: a job with one that is too long is
--- not asked about at all.
-local WHOLE_TEXTS = { "features" }
-for _, field in ipairs(SETTABLE) do WHOLE_TEXTS[#WHOLE_TEXTS + 1] = field end
-
-local TEXTS = {
-  "name", "prefer", "licenses", "reservation", "req_nodes", "exc_nodes",
-  "clusters", "cpus_per_tres", "mem_per_tres", "dependency",
-}
--- Where the job names none, slurmctld tells the user's default one.
-local DEFAULTED = { "account", "qos" }
-local NUMBERS32 = { "time_min", "min_cpus", "num_tasks", "min_nodes", "max_nodes" }
-local NUMBERS16 = { "cpus_per_task", "ntasks_per_node", "ntasks_per_tres", "shared" }
--- slurmctld answers nil unless the user asked for it: --mem and --mem-per-cpu share one field.
-local MEMORY = { "min_mem_per_node", "min_mem_per_cpu" }
--- slurmctld gives the environment by name only; these are the names that mean something to us.
-local ENVIRONMENT = { "ADVISOR", "ADVISOR_APP", "ADVISOR_DFG" }
 local PARTITION_TEXTS = { "allow_accounts", "deny_accounts", "allow_qos", "deny_qos" }
 local PARTITION_NUMBERS = {
   "max_time", "default_time", "min_nodes", "max_nodes", "max_cpus_per_node", "priority_tier",
@@ -60,19 +48,54 @@ local PARTITION_NUMBERS = {
 local PARTITION_MEMORY = { "max_mem_per_node", "max_mem_per_cpu" }
 local PARTITION_UP = 3 -- may submit (1) and may start (2)
 
-local byte, find, format, gmatch, gsub, sub =
-  string.byte, string.find, string.format, string.gmatch, string.gsub, string.sub
+local byte, find, format, gmatch, gsub, match, sub =
+  string.byte, string.find, string.format, string.gmatch, string.gsub, string.match, string.sub
 local concat = table.concat
 
--- Every request begins with this. It is sent before the rest is known, so that the daemon wakes up meanwhile.
+-- Every request begins with this. Where nothing is prepared it is sent before the rest is known, so that the daemon
+-- wakes up meanwhile.
 local KNOCK = format('{"v":%d,"op":"submit"', advisor.PROTOCOL)
+-- So begins what the daemon sends unasked: an answer prepared for requests of a kind; kind 0: none holds any more.
+local PREPARED = format('^{"v":%d,"prepared":(%%d+)[,}]', advisor.PROTOCOL)
+-- The daemon does not wait for what comes on a connection that begins with this, but looks there now and then: waking
+-- it up would cost more than all the rest.
+local NOTES = format('{"v":%d,"op":"notes"}\n', advisor.PROTOCOL)
+local USED = format('{"v":%d,"op":"used","number":%%.0f}\n', advisor.PROTOCOL)
 
--- A field's name as it stands in a request: `,"partition":`.
-local KEY = setmetatable({}, { __index = function(keys, field)
-  local key = format(',"%s":', field)
-  rawset(keys, field, key)
-  return key
-end })
+-- What a request tells, in this order: the names in job_desc and on the wire, what a value is, and its limit.
+local FIELDS, KEYS, FORMS, LIMITS, PLACE = {}, {}, {}, {}, {}
+local TEXT, WHOLE, NUMBER = 1, 2, 3
+local ON_THE_WIRE = { array_inx = "array", het_job_offset = "het_offset" }
+
+local function tells(form, limit, ...)
+  for _, field in ipairs { ... } do
+    local n = #FIELDS + 1
+    FIELDS[n], KEYS[n] = field, format(',"%s":', ON_THE_WIRE[field] or field)
+    FORMS[n], LIMITS[n], PLACE[field] = form, limit, n
+  end
+end
+
+-- Cut short, these would mean something else, or come back shortened: a job with one that is too long is
+-- not asked about at all.
+tells(WHOLE, MAX_TEXT, "features", "partition", "tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket")
+tells(TEXT, MAX_TEXT, "name", "prefer", "licenses", "reservation", "req_nodes", "exc_nodes", "clusters",
+  "cpus_per_tres", "mem_per_tres", "dependency", "array_inx")
+tells(TEXT, MAX_LONG_TEXT, "comment", "extra")
+tells(NUMBER, NO_VAL, "time_limit", "time_min", "min_cpus", "num_tasks", "min_nodes", "max_nodes", "het_job_offset")
+tells(NUMBER, NO_VAL16, "cpus_per_task", "ntasks_per_node", "ntasks_per_tres", "shared")
+tells(NUMBER, BEYOND_DOUBLE, "begin_time")
+local SIMPLE = #FIELDS -- up to here a field is just read; `read_request` knows about the others
+tells(NUMBER, BEYOND_DOUBLE, "min_mem_per_node", "min_mem_per_cpu")
+tells(TEXT, MAX_TEXT, "account", "default_account", "qos", "default_qos")
+tells(NUMBER, NO_VAL, "uid")
+tells(TEXT, MAX_TEXT, "user")
+tells(TEXT, MAX_LONG_TEXT, "script_head")
+local TOLD = #FIELDS
+-- slurmctld gives the environment by name only; these are the names that mean something to us.
+local ENVIRONMENT = { "ADVISOR", "ADVISOR_APP", "ADVISOR_DFG" }
+-- After the fields, a submission's values hold these, whether it is a batch job, and its list of partitions.
+local BATCH = TOLD + #ENVIRONMENT + 1
+local PARTITIONS = BATCH + 1
 
 -- Log ----------------------------------------------------------------------------------------------
 
@@ -232,118 +255,162 @@ local function user_name(job_desc, uid, now)
   return name or nil
 end
 
--- A request is put together here, piece by piece. The table is kept: what a submission leaves behind, slurmctld's
--- Lua has to collect, and with it walks over the records of all jobs.
-local pieces, count = {}, 0
+-- What the submission at hand tells, by place in FIELDS; false: not given.
+local values = {}
+
+local last_script, last_head -- users submit alike jobs
+
+local function head_of(script)
+  if script == last_script then return last_head end
+  local head = comment_block(script) or false
+  if #script <= MAX_KIND then last_script, last_head = script, head end
+  return head
+end
+
+-- Reads what a request tells. The environment of a batch job, false for srun and salloc.
+local function read_request(job_desc, part_list, submit_uid, now)
+  for n = 1, SIMPLE do values[n] = job_desc[FIELDS[n]] or false end
+  local n = SIMPLE
+  -- slurmctld answers nil unless the user asked for it: --mem and --mem-per-cpu share one field.
+  local memory = job_desc.min_mem_per_node
+  values[n + 1], values[n + 2] = memory or false, memory == nil and job_desc.min_mem_per_cpu or false
+  -- Where the job names none, slurmctld tells the user's default one.
+  local account, qos = job_desc.account, job_desc.qos
+  if account == "" then account = nil end
+  if qos == "" then qos = nil end
+  values[n + 3], values[n + 4] = account or false, not account and job_desc.default_account or false
+  values[n + 5], values[n + 6] = qos or false, not qos and job_desc.default_qos or false
+  -- The job's owner: root may submit for another user, and part_list is the owner's.
+  local uid = number_of(job_desc.user_id, NO_VAL) or number_of(submit_uid, NO_VAL)
+  values[n + 7], values[n + 8] = uid or false, uid and user_name(job_desc, uid, now) or false
+  local script, environment = job_desc.script, false
+  local batch = type(script) == "string"
+  values[n + 9] = batch and head_of(script)
+  if batch then -- slurmctld has no environment for srun and salloc, and logs a line if asked
+    environment = job_desc.environment
+    for i = 1, #ENVIRONMENT do values[TOLD + i] = environment[ENVIRONMENT[i]] or false end
+  else
+    for i = 1, #ENVIRONMENT do values[TOLD + i] = false end
+  end
+  values[BATCH], values[PARTITIONS] = batch, encode_partitions(part_list, now)
+  return environment
+end
 
 -- Texts as JSON. Users submit alike jobs, so the same few come again; forgotten when there are many.
 local KEEP_BYTES = 256 * KIB
 local quoted, quoted_bytes = {}, 0
 
-local function put_text(field, value, longest)
-  if type(value) ~= "string" or value == "" then return end
+local function quote(value, longest)
   local text = #value <= longest and quoted[value]
-  if not text then
-    text = json.encode(text_of(value, longest))
-    if #value <= longest then
-      quoted_bytes = quoted_bytes + #value + #text
-      if quoted_bytes > KEEP_BYTES then quoted, quoted_bytes = {}, #value + #text end
-      quoted[value] = text
-    end
+  if text then return text end
+  text = json.encode(text_of(value, longest))
+  if #value <= longest then
+    quoted_bytes = quoted_bytes + #value + #text
+    if quoted_bytes > KEEP_BYTES then quoted, quoted_bytes = {}, #value + #text end
+    quoted[value] = text
   end
-  pieces[count + 1], pieces[count + 2] = KEY[field], text
-  count = count + 2
+  return text
 end
 
-local function put_number(field, value, unset)
-  if type(value) ~= "number" or not (value >= 0 and value < unset) then return end
-  pieces[count + 1], pieces[count + 2] = KEY[field], format("%.14g", value)
-  count = count + 2
-end
+-- A request is put together here, piece by piece. The table is kept: what a submission leaves behind, slurmctld's
+-- Lua has to collect, and with it walks over the records of all jobs.
+local pieces = {}
 
-local function put_all(put, fields, job_desc, limit)
-  for i = 1, #fields do
-    local field = fields[i]
-    put(field, job_desc[field], limit)
-  end
-end
-
--- The request from after the knock up to its newline, and the environment of a batch job (false for srun and
--- salloc); or nil and why this job is not asked about.
-local function encode_request(job_desc, part_list, submit_uid, now)
-  -- The job's owner: root may submit for another user, and part_list is the owner's.
-  local uid = number_of(job_desc.user_id, NO_VAL) or number_of(submit_uid, NO_VAL)
-  local script = job_desc.script
-  local batch = type(script) == "string"
-  count = 1
-  pieces[1] = batch and ',"batch":true' or ',"batch":false'
-  if uid then
-    put_number("uid", uid, NO_VAL)
-    put_text("user", user_name(job_desc, uid, now), MAX_TEXT)
-  end
-
-  for i = 1, #WHOLE_TEXTS do
-    local field = WHOLE_TEXTS[i]
-    local value = job_desc[field]
-    if type(value) == "string" and #value > MAX_TEXT then return nil, field .. " is too long" end
-    put_text(field, value, MAX_TEXT)
-  end
-  put_all(put_text, TEXTS, job_desc, MAX_TEXT)
-  put_all(put_number, NUMBERS32, job_desc, NO_VAL)
-  put_all(put_number, NUMBERS16, job_desc, NO_VAL16)
-  put_all(put_number, MEMORY, job_desc, BEYOND_DOUBLE)
-  for i = 1, #DEFAULTED do
-    local field = DEFAULTED[i]
-    local value = job_desc[field]
-    if type(value) ~= "string" or value == "" then
-      field = "default_" .. field
-      value = job_desc[field]
-    end
-    put_text(field, value, MAX_TEXT)
-  end
-  put_text("array", job_desc.array_inx, MAX_TEXT)
-  put_number("het_offset", job_desc.het_job_offset, NO_VAL)
-  -- Asking for no limit is not the same as leaving the limit to the partition: it exceeds every limit.
-  local minutes = job_desc.time_limit
-  put_number("time_limit", minutes, minutes == INFINITE and BEYOND_DOUBLE or NO_VAL)
-  local begin = job_desc.begin_time
-  if begin ~= 0 then put_number("begin_time", begin, BEYOND_DOUBLE) end
-  put_text("comment", job_desc.comment, MAX_LONG_TEXT)
-  put_text("extra", job_desc.extra, MAX_LONG_TEXT)
-
-  local environment = false
-  if batch then -- slurmctld has no environment for srun and salloc, and logs a line if asked
-    put_text("script_head", comment_block(script), MAX_LONG_TEXT)
-    environment = job_desc.environment
-    local ours
-    for i = 1, #ENVIRONMENT do
-      local value = text_of(environment[ENVIRONMENT[i]], MAX_LONG_TEXT)
-      if value then
-        ours = ours or {}
-        ours[ENVIRONMENT[i]] = value
+-- The line of a request that tells `values`, and how many bytes these have; or nil and why nobody is asked.
+local function encode_request(kind)
+  pieces[1], pieces[2] = KNOCK, values[BATCH] and ',"batch":true' or ',"batch":false'
+  pieces[3] = kind and format(',"kind":%d', kind) or ""
+  local count, bytes = 3, 0
+  for n = 1, TOLD do
+    local value, form, longest = values[n], FORMS[n], LIMITS[n]
+    if form == NUMBER then
+      -- Asking for no limit is not the same as leaving the limit to the partition: it exceeds every limit.
+      if value == INFINITE and FIELDS[n] == "time_limit" then longest = BEYOND_DOUBLE end
+      if FIELDS[n] == "begin_time" and value == 0 then value = false end
+      if number_of(value, longest) then
+        pieces[count + 1], pieces[count + 2] = KEYS[n], format("%.14g", value)
+        count = count + 2
       end
-    end
-    if ours then
-      pieces[count + 1], pieces[count + 2] = KEY.environment, json.encode(ours)
-      count = count + 2
+    elseif type(value) == "string" and value ~= "" then
+      if form == WHOLE and #value > longest then return nil, FIELDS[n] .. " is too long" end
+      pieces[count + 1], pieces[count + 2] = KEYS[n], quote(value, longest)
+      count, bytes = count + 2, bytes + #value
     end
   end
-
+  local ours
+  for i = 1, #ENVIRONMENT do
+    local text = text_of(values[TOLD + i], MAX_LONG_TEXT)
+    if text then
+      ours, bytes = ours or {}, bytes + #values[TOLD + i]
+      ours[ENVIRONMENT[i]] = text
+    end
+  end
+  if ours then
+    pieces[count + 1], pieces[count + 2] = ',"environment":', json.encode(ours)
+    count = count + 2
+  end
   -- Spliced in rather than encoded with the rest: cjson cannot tell an empty list from an object.
   count = count + 1
-  pieces[count] = encode_partitions(part_list, now)
-  local rest = concat(pieces, "", 1, count)
-  if #rest + #KNOCK > MAX_REQUEST then return nil, "the request would be " .. #rest + #KNOCK .. " bytes" end
-  return rest, environment
+  pieces[count] = values[PARTITIONS]
+  local line = concat(pieces, "", 1, count)
+  if #line > MAX_REQUEST then return nil, "the request would be " .. #line .. " bytes" end
+  return line, bytes
+end
+
+-- Kinds of requests: those that read alike are of one kind, and the last few kinds are known again. Then nothing has
+-- to be put together, and the daemon may have prepared an answer.
+local kinds, newest_kind, turn = {}, 0, 0
+local NO_KIND = {}
+
+local function is_of(kind)
+  local known = kind.values
+  for n = 1, PARTITIONS do
+    if known[n] ~= values[n] then return false end
+  end
+  return true
+end
+
+-- The kind of the submission that was read: its `line` is the request; or nil and why nobody is asked.
+local function kind_of_request()
+  turn = turn + 1
+  local oldest
+  for i = 1, #kinds do
+    local kind = kinds[i]
+    if is_of(kind) then
+      kind.turn = turn
+      return kind
+    end
+    if not oldest or kind.turn < kinds[oldest].turn then oldest = i end
+  end
+  local line, bytes = encode_request(newest_kind + 1)
+  if not line then return nil, bytes end
+  if #line + bytes > MAX_KIND then
+    NO_KIND.line = encode_request(nil)
+    return NO_KIND
+  end
+  newest_kind = newest_kind + 1
+  local kind = { id = format("%d", newest_kind), line = line, values = values, turn = turn }
+  values = {}
+  kinds[#kinds < MAX_KINDS and #kinds + 1 or oldest] = kind
+  return kind
 end
 
 -- Exchange -----------------------------------------------------------------------------------------
 
 local connection -- kept between submissions, as long as slurmctld keeps this Lua state
+local notes -- another one, once there is something to tell that needs no answer
+local turns = 0 -- requests and notes since connected
+local prepared = {} -- kind → the answer that the daemon prepared for the next submission of that kind
+
+local function forget_prepared()
+  if next(prepared) ~= nil then prepared = {} end
+end
 
 local function disconnect()
   if connection then pcall(connection.close, connection) end
-  connection = nil
+  if notes then pcall(notes.close, notes) end
+  connection, notes, turns = nil, nil, 0
+  forget_prepared()
 end
 
 -- Seconds left, never more than the whole (the clock may have been set back), nil if none is left.
@@ -373,12 +440,30 @@ local function connect(deadline)
   return nil, why
 end
 
--- A kept connection is good if it is open and silent. What the daemon sent unasked, or too late, must
--- not be taken for the next answer.
-local function silent(conn)
+-- Whether a line is an answer that was prepared, which is then put aside.
+local function put_aside(line)
+  local kind = match(line, PREPARED)
+  if kind == "0" then
+    forget_prepared()
+  elseif kind then
+    prepared[kind] = line
+  end
+  return kind ~= nil
+end
+
+-- A kept connection is good if it is open and nothing but prepared answers has come, in whole lines. Whatever else
+-- the daemon sent unasked, or too late, must not be taken for the next answer.
+local function in_order(conn)
   conn:settimeout(0, "t")
-  local data, why = conn:receive(1)
-  return not data and why == "timeout"
+  local bytes = 0
+  repeat
+    local line, why, part = conn:receive("*l")
+    if not line then return why == "timeout" and part == "" end
+    bytes = bytes + #line + 1
+    if bytes > MAX_REPLY or not put_aside(line) then return false end
+    -- What has come is read all at once, as far as it fits into lua-socket's buffer.
+  until bytes < SOCKET_BUFFER and not conn:dirty()
+  return true
 end
 
 -- One line without its newline, or nil and why; the third result tells that nothing at all came.
@@ -398,27 +483,36 @@ local function receive_line(conn, deadline)
     local piece = first .. (whole or part or "")
     size = size + #piece
     received[#received + 1] = piece
-    local newline = find(piece, "\n", 1, true)
-    if newline then
-      if newline < #piece then return nil, "more than one line in reply" end
-      return sub(concat(received), 1, -2)
+    if find(piece, "\n", 1, true) then
+      local reply, rest = nil, concat(received)
+      for line in gmatch(rest, "([^\n]*)\n") do
+        if not put_aside(line) then
+          if reply then return nil, "more than one line in reply" end
+          reply = line
+        end
+      end
+      rest = match(rest, "[^\n]*$")
+      if reply and rest ~= "" then return nil, "more than one line in reply" end
+      if reply then return reply end
+      received = { rest } -- so far only what was prepared before the request came
     end
     if size >= MAX_REPLY then return nil, "reply of more than " .. MAX_REPLY .. " bytes" end
   end
 end
 
-local function converse(conn, line, deadline)
+local function converse(conn, line, from, deadline)
   local in_time, why = limit(conn, deadline)
   if not in_time then return nil, why end
+  forget_prepared() -- worked out without what is now asked
   local sent
-  sent, why = conn:send(line)
+  sent, why = conn:send(line, from)
   if not sent then return nil, why, true end
+  turns = turns + 1
   return receive_line(conn, deadline)
 end
 
 -- Begins a request on the kept connection, or on a new one: whether it was a kept one, or nil and why not.
 local function knock(deadline)
-  if connection and not silent(connection) then disconnect() end
   if connection then
     if connection:send(KNOCK) then return true end
     disconnect() -- closed: the daemon was restarted
@@ -434,16 +528,33 @@ local function knock(deadline)
   return nil, why
 end
 
--- The reply to a request that was begun with `knock`, or nil and why. A kept connection that turns out to be
--- closed means that the daemon was restarted: asked again on a new one, within the same deadline.
-local function exchange(rest, kept, deadline)
-  local reply, why, nothing_came = converse(connection, rest, deadline)
-  if reply or not (kept and why == "closed" and nothing_came) then return reply, why end
-  disconnect()
+-- The reply to a request, of which the first `knocked` bytes were sent on the connection, or nil and why. A kept
+-- connection that turns out to be closed means that the daemon was restarted: asked again on a new one, within the
+-- same deadline.
+local function exchange(line, knocked, kept, deadline)
+  local reply, why, nothing_came
+  if connection then
+    reply, why, nothing_came = converse(connection, line, knocked + 1, deadline)
+    if reply or not (kept and why == "closed" and nothing_came) then return reply, why end
+    disconnect()
+  end
   connection, why = connect(deadline)
   if not connection then return nil, why end
-  reply, why = converse(connection, KNOCK .. rest, deadline)
+  reply, why = converse(connection, line, 1, deadline)
   return reply, why
+end
+
+-- Tells that an answer is used; whether it could be told.
+local function note(number, deadline)
+  local line = format(USED, number)
+  if not notes then
+    notes = connect(deadline)
+    if not notes then return false end
+    notes:settimeout(0, "t")
+    line = NOTES .. line
+  end
+  turns = turns + 1
+  return notes:send(line) ~= nil
 end
 
 -- Reply --------------------------------------------------------------------------------------------
@@ -467,7 +578,7 @@ end
 
 local NOTHING = {} -- never written to
 
--- The fields to set, the token and the message, checked to the last value; or nil and what is wrong.
+-- The fields to set, the token, the message and the whole reply, checked to the last value; or nil and what is wrong.
 local function judge(text, part_list)
   local decoded, reply = pcall(json.decode, text)
   if not decoded then return nil, "reply is not JSON" end
@@ -477,7 +588,7 @@ local function judge(text, part_list)
       .. advisor.PROTOCOL .. ": install the hook and the daemon of one release"
   end
   -- The daemon is well and refuses this one request; that must not open the breaker for others.
-  if given(reply, "error") ~= nil then return NOTHING end
+  if given(reply, "error") ~= nil then return NOTHING, nil, nil, reply end
 
   local action, token, message = given(reply, "action") or "keep", given(reply, "token"), given(reply, "message")
   local set = given(reply, "set")
@@ -499,6 +610,28 @@ local function judge(text, part_list)
       return nil, "bad value for " .. field
     end
   end
+  return set, token, message, reply
+end
+
+-- As `judge`, of the answer that was prepared for this kind; nil where there is none that holds. The daemon is told
+-- that it is used, before it is: what nobody can be told of is not used.
+local function use_prepared(kind, part_list, now, deadline)
+  local line = prepared[kind.id]
+  if not line then return nil end
+  local set, token, message, answer = judge(line, part_list)
+  if not set then
+    disconnect() -- who prepares nonsense is asked anew
+    return nil
+  end
+  local until_, number = given(answer, "until"), given(answer, "number")
+  -- Worked out before our last submission, it knows nothing of that one. The clock may have been set back.
+  if given(answer, "after") ~= turns or given(answer, "error") ~= nil or type(number) ~= "number"
+    or type(until_) ~= "number" or not (now < until_ and until_ - now <= MAX_AHEAD) then return nil end
+  if not note(number, deadline) then
+    disconnect()
+    return nil
+  end
+  forget_prepared() -- worked out without this one
   return set, token, message
 end
 
@@ -514,9 +647,9 @@ end
 
 -- Sets every field or none: true, or false and why. The environment comes last because a variable
 -- that was not there cannot be taken away again.
-local function apply(job_desc, set, token, environment)
+local function apply(job_desc, told, set, token, environment)
   local before, comment = {}, nil
-  for field in pairs(set) do before[field] = job_desc[field] or "" end -- "": slurmctld's "not given"
+  for field in pairs(set) do before[field] = told[PLACE[field]] or "" end -- "": slurmctld's "not given"
   if token then
     -- A space apart from what the site's own rules wrote there.
     local already = job_desc.admin_comment
@@ -581,34 +714,43 @@ local function switched_off()
 end
 
 local function consult(job_desc, part_list, submit_uid)
-  if not json or (disabled and switched_off()) then return end
+  if not json or switched_off() then return end
   local now = gettime()
   if opened and fresh(opened, settings.breaker_seconds, now) then return end
   if type(part_list) ~= "table" then part_list = {} end
   local deadline = now + settings.timeout_ms / 1000
-  local kept, why = knock(deadline)
-  -- Looked for while the daemon wakes up; a request that is not finished asks nothing.
-  if switched_off() then return disconnect() end
-  if kept == nil then return failed(why) end
-  local rest, environment = encode_request(job_desc, part_list, submit_uid, now)
-  if not rest then
-    disconnect() -- the daemon has the beginning of a request
-    return complain(environment)
+  if connection and not in_order(connection) then disconnect() end
+  local knocked, kept = 0, connection ~= nil
+  if next(prepared) == nil then
+    local not_there
+    kept, not_there = knock(deadline)
+    if kept == nil then return failed(not_there) end
+    knocked = #KNOCK
+  end
+  local environment = read_request(job_desc, part_list, submit_uid, now)
+  local kind, why = kind_of_request()
+  if not kind then
+    disconnect() -- the daemon may have the beginning of a request
+    return complain(why)
   end
 
-  local reply, set, token, message
-  reply, why = exchange(rest, kept, deadline)
-  if reply then
-    set, token, message = judge(reply, part_list)
-    if not set then why = token end
-  end
+  local set, token, message
+  if knocked == 0 then set, token, message = use_prepared(kind, part_list, now, deadline) end
   if not set then
-    disconnect() -- the answer may still come: nobody may read it
-    return failed(why)
+    local reply
+    reply, why = exchange(kind.line, knocked, kept, deadline)
+    if reply then
+      set, token, message = judge(reply, part_list)
+      if not set then why = token end
+    end
+    if not set then
+      disconnect() -- the answer may still come: nobody may read it
+      return failed(why)
+    end
+    answered()
   end
-  answered()
   local applied
-  applied, why = apply(job_desc, set, token, environment)
+  applied, why = apply(job_desc, kind.values or values, set, token, environment)
   if not applied then return complain(why) end
   if message then tell_user(message) end
 end

@@ -30,7 +30,7 @@ _MAX_READINGS, _MAX_PLANS = 512, 512
 # What does not bear on where a job may go, or only through the annotation, the shape's app and its user.
 _NOT_PLACING = frozenset(
     {
-        "v", "op", "uid", "user", "name", "prefer", "licenses", "time_min", "dependency", "begin_time", "batch",
+        "v", "op", "kind", "uid", "user", "name", "prefer", "licenses", "time_min", "dependency", "begin_time", "batch",
         "script_head", "environment", "comment", "extra", "partitions",
     }
 )  # fmt: skip

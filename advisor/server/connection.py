@@ -36,14 +36,16 @@ _NEWLINE = 10
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What to send back for one line, and what to do once it is sent."""
+    """What to send back for one line (nothing: it was no question), and what to do once it is sent."""
 
     line: bytes
     after: Callable[[], None] | None = None
     close: bool = False
+    quiet: bool = False  # nobody will wait for an answer on this connection: it is looked at now and then (`look`)
 
 
-Answering = Callable[[bytes, float], Answer | Awaitable[Answer]]
+# A line, `time.perf_counter()` when it was complete, and whom it came from.
+Answering = Callable[[bytes, float, "Connection"], Answer | Awaitable[Answer]]
 
 
 def refusal(text: str) -> bytes:
@@ -99,6 +101,8 @@ class Connection(asyncio.BufferedProtocol):
         self._held = False  # the peer does not read its replies
         self._slow: asyncio.Task[None] | None = None  # an answer that needs more than the hot path
         self.used_at = time.monotonic()
+        self.lines = 0  # that were received
+        self._quiet = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -145,14 +149,39 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._held = False
         self._advance()
-        if self._transport is not None and not self._held and self._slow is None:
-            self._transport.resume_reading()
+        self._read_on()
 
     def abort(self) -> None:
         """Closes at once."""
         self._shared.open.discard(self)
         if self._transport is not None:
             self._transport.abort()
+
+    def say(self, line: bytes) -> bool:
+        """Sends a line that nobody has asked for; false where the peer is gone or does not read."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._held or transport.get_write_buffer_size():
+            return False
+        self._write(line)
+        return True
+
+    def look(self) -> bool:
+        """Takes in what has come on a quiet connection; false when it is closed."""
+        if self._socket is None or self._transport is None:
+            return False
+        try:
+            arrived = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            arrived = b""
+        if not arrived:
+            self._close()
+            return False
+        self.used_at = time.monotonic()
+        self._buffer += arrived
+        self._advance()
+        return True
 
     async def finish(self) -> None:
         """Closes once the answer under way is sent."""
@@ -193,7 +222,8 @@ class Connection(asyncio.BufferedProtocol):
             self._answer(line)
 
     def _answer(self, line: bytes) -> None:
-        answer = self._shared.answer(line, time.perf_counter())
+        self.lines += 1
+        answer = self._shared.answer(line, time.perf_counter(), self)
         if isinstance(answer, Answer):
             self._send(answer)
         elif self._transport is not None:
@@ -205,15 +235,22 @@ class Connection(asyncio.BufferedProtocol):
         self._slow = None
         self._send(answer)
         self._advance()
-        if self._transport is not None and not self._held and self._slow is None:
-            self._transport.resume_reading()
+        self._read_on()
 
     def _send(self, answer: Answer) -> None:
-        self._write(answer.line)
+        if answer.line:
+            self._write(answer.line)
         if answer.after is not None:
             asyncio.get_running_loop().call_later(PAUSE_S, answer.after)
+        if answer.quiet and self._transport is not None:
+            self._quiet = True
+            self._transport.pause_reading()
         if answer.close:
             self._close()
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._held and self._slow is None and not self._quiet:
+            self._transport.resume_reading()
 
     def _write(self, line: bytes) -> None:
         """Hands the line to the kernel now: a transport may put it off until the end of the loop's turn."""

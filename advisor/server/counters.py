@@ -68,6 +68,8 @@ class Counters:
     def __init__(self) -> None:
         self.submissions = 0
         self.dry_runs = 0
+        self.prepared = 0
+        self.unknown_notes = 0
         self.eligible = 0
         self.rewritten = 0
         self.kept = 0

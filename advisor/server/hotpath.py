@@ -2,7 +2,8 @@
 
 Reads one immutable snapshot; no file, no SQL, no question to Slurm. What has to be written is handed over as
 `Answer.after`, which runs once the reply is on its way, and so does whatever of the decision slurmctld need not
-wait for. Whatever goes wrong here, the answer is to keep the job as it is.
+wait for. Whatever goes wrong here, the answer is to keep the job as it is. Answers that are prepared (`ahead`) come from
+here as well.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from advisor.policy.interface import Decision, Policy
 from advisor.policy.plans import Plans
 from advisor.policy.workflow import Workflows
 from advisor.server import rights
+from advisor.server.ahead import Ahead, Hearer, Prepared
 from advisor.server.connection import Answer, refusal
 from advisor.server.counters import Counters
 from advisor.server.journal import Sparingly
@@ -46,6 +48,8 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 _KEEP = protocol.Reply(v=protocol.VERSION)
+_NOTHING = Answer(b"")
+_USED = f'{{"v":{protocol.VERSION},"op":"used",'.encode()  # as the hook spells it
 _SECONDS = re.compile(r"[0-9]+ s\b")
 
 
@@ -56,6 +60,7 @@ class HotPath:
         self, settings: Settings, policy: Policy, counters: Counters, record: Record, status: Callable[[], Status]
     ) -> None:
         self.snapshot: Snapshot | None = None
+        self._ahead = Ahead(self._work_out)
         self.configure(settings, policy)
         self.ledger: Ledger = Ledger()
         self._counters = counters
@@ -67,6 +72,7 @@ class HotPath:
         self._plans = Plans()
         self._workflows = Workflows()
         self._unfinished: Callable[[], None] | None = None  # what the last decision left for later
+        self._note = msgspec.json.Decoder(protocol.UsedNote)
         self._head = msgspec.json.Decoder(_Head)
         self._encoder = msgspec.json.Encoder()
 
@@ -79,6 +85,7 @@ class HotPath:
         self.settings = settings
         self.policy = policy
         self._processors = processors.load(settings.processors)
+        self._ahead.outdated()
 
     def serve(self, snapshot: Snapshot, ledger: Ledger) -> None:
         """Decides on this snapshot from now on; on the ledger is what was decided and is not in it."""
@@ -86,16 +93,24 @@ class HotPath:
             self.policy.observe(snapshot)
         self.snapshot, self.ledger = snapshot, ledger
         self._workflows.seen(snapshot)
+        self._ahead.outdated()
 
-    def answer(self, line: bytes, started: float) -> Answer | Awaitable[Answer]:
-        """The answer to one line; `started` is `time.perf_counter()` when it was complete."""
+    def answer(self, line: bytes, started: float, hearer: Hearer | None = None) -> Answer | Awaitable[Answer]:
+        """The answer to one line; `started` is `time.perf_counter()` when it was complete.
+
+        `hearer`: where answers to the submissions that follow may be sent ahead.
+        """
+        if hearer is not None and line.startswith(_USED):
+            return self._used(line)
         try:
             request = self._submit.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return self._not_a_plain_submission(line, started)
-        return self._submission(request, started)
+            return self._not_a_plain_submission(line, started, hearer)
+        return self._submission(request, started, hearer)
 
-    def _submission(self, request: protocol.SubmitRequest, started: float) -> Answer | Awaitable[Answer]:
+    def _submission(
+        self, request: protocol.SubmitRequest, started: float, hearer: Hearer | None
+    ) -> Answer | Awaitable[Answer]:
         if request.v != protocol.VERSION:
             return self._other_version(request.v)
         if request.op == "advise":
@@ -111,16 +126,75 @@ class HotPath:
         latency_us = (time.perf_counter() - started) * 1e6
 
         def finish() -> None:
-            self._unfinished = None
             self._afterwards(request, verdict, latency_us)
+            if hearer is not None:
+                self._ahead.asked(hearer, request)
+            self._ahead.outdated(but=hearer)
 
         self._unfinished = finish
         return Answer(reply, self.settle)
 
+    def _used(self, line: bytes) -> Answer:
+        """A submission has come and gone, with an answer that was prepared for it."""
+        try:
+            number = self._note.decode(line).number
+        except msgspec.MsgspecError as error:
+            return self._garbage(str(error))
+        self._finish()
+        self._counters.submissions += 1
+        used = self._ahead.used(number)
+        if used is None:
+            self._counters.unknown_notes += 1
+            self._sparingly.say(logging.ERROR, "note", "a hook used an answer that was not prepared for it")
+            return _NOTHING
+        self._counters.prepared += 1
+        hearer, prepared = used
+        self._afterwards_of_prepared(prepared)
+        self._ahead.outdated(but=hearer)
+        return _NOTHING
+
     def settle(self) -> None:
-        """Completes the last decision: the next one, and the next snapshot, must find it on the ledger."""
+        """Completes what was decided: the next decision, and the next snapshot, must find it on the ledger."""
+        self._finish()
+        self._ahead.read_notes()
+
+    def _finish(self) -> None:
+        finish, self._unfinished = self._unfinished, None
+        if finish is not None:
+            finish()
+
+    def _work_out(self, request: protocol.SubmitRequest) -> Prepared | None:
+        """What would be answered if this were submitted next."""
         if self._unfinished is not None:
-            self._unfinished()
+            return None  # it must find that one on the ledger
+        started = time.perf_counter()
+        fallbacks = self.policy.fallbacks if isinstance(self.policy, Guarded) else {}
+        before = dict(fallbacks)
+        try:
+            verdict = self._consider(request)
+        except Exception:
+            self._counters.errors += 1
+            self._sparingly.say(logging.ERROR, "prepare", "an answer could not be prepared", traceback=True)
+            return None
+        # Counted when it is used.
+        fell_back = {
+            kind: count - before.get(kind, 0) for kind, count in fallbacks.items() if count != before.get(kind)
+        }
+        for kind, count in fell_back.items():
+            fallbacks[kind] -= count
+        took_us = (time.perf_counter() - started) * 1e6
+        return Prepared(request, verdict, _reply(verdict), self.ledger, took_us, fell_back)
+
+    def _afterwards_of_prepared(self, used: Prepared) -> None:
+        if isinstance(self.policy, Guarded):
+            for kind, count in used.fell_back.items():
+                self.policy.fallbacks[kind] = self.policy.fallbacks.get(kind, 0) + count
+        first = len(used.ledger)
+        self._afterwards(used.request, used.verdict, used.took_us)
+        if used.ledger is not self.ledger and self.snapshot is not None:
+            # Used while a new snapshot took over: it was booked on the ledger of the old one.
+            for booking in used.ledger.unknown_to(self.snapshot, first):
+                self.ledger.carry(booking)
 
     def _consider(self, request: protocol.SubmitRequest) -> Verdict:
         return consider(
@@ -199,7 +273,7 @@ class HotPath:
         reply = msgspec.structs.replace(_reply(verdict), token=None, decision=shown)
         return Answer(self._line(reply))
 
-    def _not_a_plain_submission(self, line: bytes, started: float) -> Answer | Awaitable[Answer]:
+    def _not_a_plain_submission(self, line: bytes, started: float, hearer: Hearer | None) -> Answer | Awaitable[Answer]:
         """A command's question, another version, text that is not UTF-8, or garbage."""
         clean = line.decode("utf-8", "replace").encode()
         try:
@@ -208,10 +282,13 @@ class HotPath:
             return self._garbage(str(error))
         if head.v != protocol.VERSION:
             return self._other_version(head.v)
+        if head.op == "notes" and hearer is not None:
+            self._ahead.notes_come(hearer)
+            return Answer(b"", quiet=True)
         try:
             if head.op in ("ping", "status"):
                 return self._control(msgspec.json.decode(clean, type=protocol.ControlRequest))
-            return self._submission(self._submit.decode(clean), started)
+            return self._submission(self._submit.decode(clean), started, hearer)
         except (msgspec.MsgspecError, RecursionError) as error:
             # A well-formed line that does not say what it should: the next one may.
             self._counters.bad_requests += 1

@@ -99,6 +99,7 @@ class Report:
                 other_versions=counters.other_versions,
                 errors=counters.errors,
                 evicted=counters.evicted,
+                unknown_notes=counters.unknown_notes,
             ),
             rss_mb=_rss_mb(os.getpid()),
             telemetry=telemetry,
@@ -117,6 +118,7 @@ def _fallback(policy: Policy) -> FallbackStatus:
 def _decisions(counters: Counters) -> DecisionCounts:
     return DecisionCounts(
         submissions=counters.submissions,
+        prepared=counters.prepared,
         eligible=counters.eligible,
         rewritten=counters.rewritten,
         kept=counters.kept,

@@ -33,6 +33,7 @@ class DecisionCounts(msgspec.Struct, frozen=True):
     """Decisions since the daemon started."""
 
     submissions: int = 0
+    prepared: int = 0  # of the submissions, those whose answer was with the hook before they came
     eligible: int = 0
     rewritten: int = 0
     kept: int = 0
@@ -128,6 +129,7 @@ class Faults(msgspec.Struct, frozen=True):
     other_versions: int = 0
     errors: int = 0  # exceptions while deciding; the job was kept
     evicted: int = 0
+    unknown_notes: int = 0  # the hook used an answer that this daemon does not know; its decision is lost
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -13,7 +13,10 @@ def decision_row(request: SubmitRequest, decision: Decision, latency_us: float, 
     """The row of a decision and the submission that it was made for."""
     # The script's head stays out of the log, and of the partitions only the names are news: their limits are Slurm's.
     slim = msgspec.structs.replace(
-        request, script_head=None, partitions=[PartitionLimits(name=limits.name) for limits in request.partitions]
+        request,
+        kind=0,
+        script_head=None,
+        partitions=[PartitionLimits(name=limits.name) for limits in request.partitions],
     )
     known = decision.snapshot_taken_at > 0
     return DecisionRow(

@@ -1,0 +1,206 @@
+"""Answers worked out before they are asked for, so that slurmctld need not wait for them.
+
+Users submit the same script again and again. Once a decision is made and booked, the answer to the *next* submission
+of each of the last few kinds of requests is worked out and sent ahead to a hook that takes such answers. It finds it
+there when such a job comes, notes that it uses it, and applies it; only then is it a decision: completed, booked,
+counted and logged. Each has a token and a draw of its own. What is not used is forgotten, and nobody ever hears of it.
+
+An answer holds for the next submission only: it tells after how many requests and notes of that hook it was worked
+out, so a hook that has sent another one since passes it over. A new snapshot, other settings or a decision for
+somebody else take it back; and it is good for `GOOD_S` at most.
+
+Notes are looked for, not waited for: a process that is woken up by slurmctld takes the core from it, or makes it send an
+interrupt to another one. As long as an answer may be used, that is done every few milliseconds, and before anything
+is decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from advisor import protocol
+from advisor.performance.waits import Ledger
+from advisor.policy.decision import Verdict
+
+# As many as the hook keeps; a request that did not come again for so long is prepared for no more.
+MAX_KINDS, KEEP_S = 8, 60.0
+GOOD_S = 2.0
+# How often notes are looked for: soon after something has come, then more seldom. Then not at all, this long after the
+# last answer was good.
+FIRST_LOOK_S, SLOWER, LAST_LOOK_S, OVER_S = 0.002, 1.2, 0.05, 0.5
+# Answers that one hook may still use; more than its kinds, as new ones replace some that it may just be reading.
+_MAX_WAITING = 4 * MAX_KINDS
+
+FORGET = msgspec.json.encode(protocol.Forget(v=protocol.VERSION)) + b"\n"
+
+
+class Hearer(Protocol):
+    """A connection, as far as it is spoken on, or looked at, unasked."""
+
+    lines: int  # that it has sent, this one included
+
+    def say(self, line: bytes) -> bool:
+        """Hands over a line at once; false where the peer is gone or does not read."""
+        ...
+
+    def look(self) -> bool:
+        """Takes in what has come, on a connection that is not waited for; false where the peer is gone."""
+        ...
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """An answer to a submission that may come."""
+
+    request: protocol.SubmitRequest
+    verdict: Verdict
+    reply: protocol.Reply
+    ledger: Ledger  # on which it would be booked
+    took_us: float
+    fell_back: dict[str, int] = {}  # where the learned policy left it to the arithmetic
+
+
+class _Audience:
+    """What one hook asks for, and what was prepared for it."""
+
+    def __init__(self) -> None:
+        self.kinds: OrderedDict[int, tuple[protocol.SubmitRequest, float]] = OrderedDict()  # the latest one last
+        self.waiting: dict[int, Prepared] = {}
+        self.notes = 0
+        self.heard_at = 0.0
+        self.gone = False  # but what it has noted may still be read
+
+    def heard(self, request: protocol.SubmitRequest | None) -> None:
+        """A submission has come; whatever was prepared was worked out without it."""
+        self.waiting.clear()
+        self.heard_at = time.monotonic()
+        if request is None:
+            return
+        self.kinds[request.kind] = (request, self.heard_at)
+        self.kinds.move_to_end(request.kind)
+        if len(self.kinds) > MAX_KINDS:
+            self.kinds.popitem(last=False)
+
+
+class Ahead:
+    """What is prepared, for all hooks that are connected. Belongs to the event loop."""
+
+    def __init__(self, work_out: Callable[[protocol.SubmitRequest], Prepared | None]) -> None:
+        self._work_out = work_out  # None: not now
+        self._audiences: dict[Hearer, _Audience] = {}
+        self._notes: list[Hearer] = []
+        self._due: deque[tuple[Hearer, int]] = deque()
+        self._number = 0
+        self._turn: asyncio.Handle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._pause_s, self._look_until = FIRST_LOOK_S, 0.0
+        self._encoder = msgspec.json.Encoder()
+
+    def asked(self, hearer: Hearer, request: protocol.SubmitRequest) -> None:
+        """A submission has come for which there was no answer; there may be one for the next."""
+        audience = self._audiences.get(hearer)
+        if audience is None:
+            if not request.kind:
+                return
+            audience = self._audiences[hearer] = _Audience()
+        # Which job a dependency means may change while nobody submits anything.
+        audience.heard(request if request.kind and not request.dependency else None)
+
+    def notes_come(self, hearer: Hearer) -> None:
+        """On this connection a hook will note what it uses."""
+        self._notes.append(hearer)
+
+    def read_notes(self) -> None:
+        """Takes in what hooks have noted."""
+        for hearer in list(self._notes):
+            if not hearer.look():
+                self._notes.remove(hearer)
+
+    def used(self, number: int) -> tuple[Hearer, Prepared] | None:
+        """Who has used which answer; None where it was never prepared, or has been forgotten."""
+        for hearer, audience in self._audiences.items():
+            found = audience.waiting.get(number)
+            if found is not None:
+                audience.notes += 1
+                audience.heard(found.request)
+                self._pause_s = FIRST_LOOK_S
+                return hearer, found
+        return None
+
+    def outdated(self, but: Hearer | None = None) -> None:
+        """What was prepared does not hold any more, except that one hook knows it by itself; others are told."""
+        for hearer, audience in self._audiences.items():
+            # Kept all the same: the hook may be using one right now.
+            if hearer is not but and audience.waiting and not hearer.say(FORGET):
+                audience.gone = True
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Works out answers from now on, one in a turn of the loop, as long as nothing else is to be done."""
+        self._due.clear()
+        now = time.monotonic()
+        for hearer, audience in self._audiences.items():
+            if audience.gone or now - audience.heard_at > GOOD_S:
+                continue
+            for kind, (_, seen_at) in reversed(list(audience.kinds.items())):
+                if now - seen_at > KEEP_S:
+                    del audience.kinds[kind]
+                else:
+                    self._due.append((hearer, kind))
+        if self._due and self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._turn = None
+        if not self._due:
+            return
+        hearer, kind = self._due.popleft()
+        audience = self._audiences.get(hearer)
+        if audience is not None and not audience.gone and kind in audience.kinds:
+            prepared = self._work_out(audience.kinds[kind][0])
+            if prepared is None:
+                self._due.clear()
+                return
+            self._hand_over(hearer, audience, prepared)
+        if self._due:
+            self._turn = asyncio.get_running_loop().call_soon(self._next)
+
+    def _hand_over(self, hearer: Hearer, audience: _Audience, prepared: Prepared) -> None:
+        self._number += 1
+        while len(audience.waiting) >= _MAX_WAITING:
+            del audience.waiting[next(iter(audience.waiting))]
+        audience.waiting[self._number] = prepared
+        reply = prepared.reply
+        line = protocol.PreparedReply(
+            v=protocol.VERSION,
+            prepared=prepared.request.kind,
+            number=self._number,
+            after=hearer.lines + audience.notes,
+            until=round(time.time() + GOOD_S, 3),
+            token=reply.token,
+            action=reply.action,
+            set=reply.set,
+            message=reply.message,
+        )
+        self._look_until = time.monotonic() + GOOD_S + OVER_S
+        if self._looking is None:
+            self._pause_s = FIRST_LOOK_S
+            self._looking = asyncio.get_running_loop().call_later(self._pause_s, self._look)
+        audience.gone = not hearer.say(self._encoder.encode(line) + b"\n")
+
+    def _look(self) -> None:
+        self._looking = None
+        self.read_notes()
+        if time.monotonic() < self._look_until:
+            self._pause_s = min(self._pause_s * SLOWER, LAST_LOOK_S)
+            self._looking = asyncio.get_running_loop().call_later(self._pause_s, self._look)
+            return
+        for hearer, audience in list(self._audiences.items()):
+            audience.waiting.clear()
+            if audience.gone:
+                del self._audiences[hearer]
