@@ -549,7 +549,8 @@ local function note(number, deadline)
   local line = format(USED, number)
   if not notes then
     notes = connect(deadline)
-    if not notes then return false end
+    -- Whoever listens now may not be the one who prepared the answer.
+    if not notes or not in_order(connection) then return false end
     notes:settimeout(0, "t")
     line = NOTES .. line
   end

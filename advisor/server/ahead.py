@@ -9,14 +9,15 @@ An answer holds for the next submission only: it tells after how many requests a
 out, so a hook that has sent another one since passes it over. A new snapshot, other settings or a decision for
 somebody else take it back; and it is good for `GOOD_S` at most.
 
-Notes are looked for, not waited for: a process that is woken up by slurmctld takes the core from it, or makes it send an
-interrupt to another one. As long as an answer may be used, that is done every few milliseconds, and before anything
-is decided.
+Notes are looked for, not waited for: a process that slurmctld wakes up takes the core from it, or makes it send an
+interrupt to another one. As long as an answer may be used, that is done every few milliseconds, and before anything is
+decided.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -95,7 +96,7 @@ class Ahead:
         self._audiences: dict[Hearer, _Audience] = {}
         self._notes: list[Hearer] = []
         self._due: deque[tuple[Hearer, int]] = deque()
-        self._number = 0
+        self._number = random.getrandbits(48)  # what another daemon has prepared is never taken for one of ours
         self._turn: asyncio.Handle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._pause_s, self._look_until = FIRST_LOOK_S, 0.0

@@ -184,7 +184,9 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     async def finish(self) -> None:
-        """Closes once the answer under way is sent."""
+        """Closes once the answer under way is sent, and what was noted is read."""
+        if self._quiet:
+            self.look()
         if self._slow is not None:
             await asyncio.wait({self._slow}, timeout=2.0)
         if self._transport is not None:

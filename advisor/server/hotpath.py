@@ -2,8 +2,8 @@
 
 Reads one immutable snapshot; no file, no SQL, no question to Slurm. What has to be written is handed over as
 `Answer.after`, which runs once the reply is on its way, and so does whatever of the decision slurmctld need not
-wait for. Whatever goes wrong here, the answer is to keep the job as it is. Answers that are prepared (`ahead`) come from
-here as well.
+wait for. Whatever goes wrong here, the answer is to keep the job as it is. Answers that are prepared (`ahead`) are
+worked out here as well.
 """
 
 from __future__ import annotations
@@ -177,18 +177,16 @@ class HotPath:
             self._sparingly.say(logging.ERROR, "prepare", "an answer could not be prepared", traceback=True)
             return None
         # Counted when it is used.
-        fell_back = {
-            kind: count - before.get(kind, 0) for kind, count in fallbacks.items() if count != before.get(kind)
-        }
-        for kind, count in fell_back.items():
-            fallbacks[kind] -= count
+        fell_back = {why: count - before.get(why, 0) for why, count in fallbacks.items() if count != before.get(why)}
+        fallbacks.clear()
+        fallbacks.update(before)
         took_us = (time.perf_counter() - started) * 1e6
         return Prepared(request, verdict, _reply(verdict), self.ledger, took_us, fell_back)
 
     def _afterwards_of_prepared(self, used: Prepared) -> None:
         if isinstance(self.policy, Guarded):
-            for kind, count in used.fell_back.items():
-                self.policy.fallbacks[kind] = self.policy.fallbacks.get(kind, 0) + count
+            for why, count in used.fell_back.items():
+                self.policy.fallbacks[why] = self.policy.fallbacks.get(why, 0) + count
         first = len(used.ledger)
         self._afterwards(used.request, used.verdict, used.took_us)
         if used.ledger is not self.ledger and self.snapshot is not None:

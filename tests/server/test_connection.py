@@ -32,7 +32,7 @@ class Echo:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve)
 
-    def answer(self, line, started):
+    def answer(self, line, started, hearer):
         if line.startswith(b"slow"):
             return self._slowly(line)
         if line.startswith(b"big"):

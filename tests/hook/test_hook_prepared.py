@@ -1,0 +1,346 @@
+"""Answers that the daemon prepared: the next job like the last one is advised without asking, and nothing that is wrong
+with such an answer ever reaches a job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hook_ends import PARTITIONS, REWRITE, UNCHANGED, Daemon, Slurmctld, line
+
+ASKED = {"v": 1, "token": "asked", "action": "rewrite", "set": {"partition": "a100"}}
+AS_ASKED = {**UNCHANGED, "partition": "a100", "admin_comment": "advisor=asked"}
+AS_PREPARED = {
+    **UNCHANGED,
+    "partition": "v100",
+    "tres_per_node": "gres/gpu:v100:1",
+    "admin_comment": "advisor=ahead",
+}
+
+
+def compact(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def prepared(kind: int = 1, after: int = 1, number: int = 7, good_s: float = 2.0, **changes: Any) -> bytes:
+    """As the daemon sends it: what it is stands in front."""
+    head = {"v": 1, "prepared": kind, "number": number, "after": after, "until": time.time() + good_s}
+    return compact({**head, **{key: REWRITE[key] for key in ("action", "set")}, "token": "ahead", **changes})
+
+
+class Preparing:
+    """A daemon that answers what it is asked, and takes notes; what it sends unasked, a test says."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.asked: list[dict[str, Any]] = []
+        self.used: list[int] = []
+        self.reply = line(ASKED)
+        self.hook: socket.socket | None = None  # the connection on which it was asked last
+        daemon.behaviour = self._answer
+
+    def _answer(self, peer: socket.socket, request: bytes) -> None:
+        told = json.loads(request)
+        if told["op"] == "used":
+            self.used.append(told["number"])
+        elif told["op"] == "submit":
+            self.hook = peer
+            self.asked.append(told)
+            peer.sendall(self.reply)
+
+    def say(self, text: bytes) -> None:
+        assert self.hook is not None
+        self.hook.sendall(text)
+
+    def noted(self, *numbers: int) -> bool:
+        """Whether these answers, in this order and no others, were used; notes come by themselves."""
+        until = time.monotonic() + 10
+        while len(self.used) < len(numbers) and time.monotonic() < until:
+            time.sleep(0.005)
+        return self.used == list(numbers)
+
+
+@pytest.fixture
+def preparing(daemon: Daemon) -> Preparing:
+    return Preparing(daemon)
+
+
+@pytest.fixture
+def asked_once(preparing: Preparing, slurmctld: Slurmctld) -> Slurmctld:
+    """A slurmctld that has asked for one job, which the daemon knows as kind 1."""
+    assert slurmctld.submit().fields == AS_ASKED
+    assert [request["kind"] for request in preparing.asked] == [1]
+    return slurmctld
+
+
+def test_the_next_job_like_it_takes_the_prepared_answer_and_nobody_is_asked(
+    preparing: Preparing, asked_once: Slurmctld
+) -> None:
+    preparing.say(prepared(message="moved to v100"))
+    outcome = asked_once.submit()
+    assert outcome.fields == AS_PREPARED and outcome.environment == {"ADVISOR_TOKEN": "ahead"}
+    assert outcome.told == ["moved to v100"] and outcome.logged == []
+    assert preparing.noted(7) and len(preparing.asked) == 1
+
+
+def test_a_burst_takes_one_answer_after_the_other_each_with_its_own_token(
+    preparing: Preparing, asked_once: Slurmctld
+) -> None:
+    for n in range(20):
+        preparing.say(prepared(after=1 + n, number=100 + n, token=f"t{n}"))
+        assert asked_once.submit().fields["admin_comment"] == f"advisor=t{n}"
+    assert preparing.noted(*range(100, 120))
+    assert len(preparing.asked) == 1 and len(preparing.daemon.connections) == 2  # one to ask, one for notes
+
+
+def test_an_answer_is_used_once(preparing: Preparing, asked_once: Slurmctld) -> None:
+    preparing.say(prepared())
+    assert asked_once.submit().fields == AS_PREPARED
+    assert asked_once.submit().fields == AS_ASKED
+    assert preparing.noted(7) and len(preparing.asked) == 2
+
+
+def test_an_answer_that_comes_with_the_reply_is_for_the_next_job(preparing: Preparing, slurmctld: Slurmctld) -> None:
+    preparing.reply = line(ASKED) + prepared()
+    assert slurmctld.submit().fields == AS_ASKED
+    assert slurmctld.submit().fields == AS_PREPARED
+    assert preparing.noted(7)
+
+
+def test_what_was_prepared_before_the_request_came_is_not_its_reply(
+    preparing: Preparing, asked_once: Slurmctld
+) -> None:
+    preparing.reply = prepared(kind=2) + line(ASKED)
+    assert asked_once.submit().fields == AS_ASKED
+    assert len(preparing.daemon.connections) == 1
+
+
+def test_an_answer_that_changes_nothing_only_marks_the_job(preparing: Preparing, asked_once: Slurmctld) -> None:
+    preparing.say(prepared(action="keep", set={}))
+    assert asked_once.submit().fields == {**UNCHANGED, "admin_comment": "advisor=ahead"}
+    preparing.say(prepared(action="keep", set={}, token=None, after=2, number=8))
+    assert asked_once.submit().fields == UNCHANGED
+    assert preparing.noted(7, 8)
+
+
+OTHER_JOBS: dict[str, dict[str, Any]] = {
+    "another name": {"name": "other"},
+    "another owner": {"user_id": 1002},
+    "another partition": {"partition": "v100"},
+    "another time limit": {"time_limit": 5},
+    "another script": {"script": "#!/bin/sh\n#ADVISOR app: other\n"},
+    "another dependency": {"dependency": "afterok:17"},
+    "memory for a CPU, not for a node": {"min_mem_per_cpu": 100},
+}
+
+
+@pytest.mark.parametrize("other", OTHER_JOBS.values(), ids=OTHER_JOBS.keys())
+def test_another_job_never_gets_it(preparing: Preparing, asked_once: Slurmctld, other: dict[str, Any]) -> None:
+    preparing.say(prepared())
+    outcome = asked_once.submit({**UNCHANGED, **other})
+    assert outcome.fields == {**AS_ASKED, **other, "partition": "a100"}
+    assert [request["kind"] for request in preparing.asked] == [1, 2]
+    assert asked_once.submit().fields == AS_ASKED  # and is outdated for the one that it was meant for
+    assert preparing.used == []
+
+
+def test_other_partitions_or_another_environment_make_another_job(preparing: Preparing, asked_once: Slurmctld) -> None:
+    preparing.say(prepared())
+    assert asked_once.submit(environment={"ADVISOR_APP": "other"}).fields == AS_ASKED
+    preparing.say(prepared(after=2))
+    fewer = {name: limits for name, limits in PARTITIONS.items() if name != "cpu"}
+    assert asked_once.submit(partitions=fewer).fields == AS_ASKED
+    preparing.say(prepared(after=3))
+    srun = {key: value for key, value in UNCHANGED.items() if key != "script"}
+    assert asked_once.submit(srun).fields == {key: value for key, value in AS_ASKED.items() if key != "script"}
+    assert [request["kind"] for request in preparing.asked] == [1, 2, 3, 4] and preparing.used == []
+
+
+def test_a_partition_that_the_user_lost_meanwhile_is_not_taken(preparing: Preparing, asked_once: Slurmctld) -> None:
+    """The same kind never has another list of partitions; the check is the one every reply goes through."""
+    preparing.say(prepared(set={"partition": "secret"}))
+    assert asked_once.submit().fields == AS_ASKED
+    assert preparing.used == []
+
+
+NOT_GOOD: dict[str, Callable[[], bytes]] = {
+    "too old": lambda: prepared(good_s=-0.1),
+    "good for longer than any may be": lambda: prepared(good_s=60),
+    "worked out before the last submission": lambda: prepared(after=0),
+    "worked out after one that was never made": lambda: prepared(after=2),
+    "no number": lambda: prepared(number="7"),  # type: ignore[arg-type]
+    "for another kind": lambda: prepared(kind=2),
+    "taken back": lambda: prepared() + compact({"v": 1, "prepared": 0}),
+    "refused": lambda: prepared(error="no"),
+}
+
+
+@pytest.mark.parametrize("said", NOT_GOOD.values(), ids=NOT_GOOD.keys())
+def test_an_answer_that_does_not_hold_is_passed_over_and_the_daemon_asked(
+    preparing: Preparing, asked_once: Slurmctld, said: Callable[[], bytes]
+) -> None:
+    preparing.say(said())
+    outcome = asked_once.submit()
+    assert outcome.fields == AS_ASKED and outcome.logged == []
+    assert preparing.used == [] and len(preparing.asked) == 2
+    assert len(preparing.daemon.connections) == 1
+
+
+NONSENSE: dict[str, bytes] = {
+    "not JSON": b'{"v":1,"prepared":1,garbage}\n',
+    "cut short": prepared()[:60] + b"\n",
+    "half a line": prepared()[:60],
+    "a line and a half": prepared() + prepared()[:60],
+    "another version": prepared().replace(b'{"v":1', b'{"v":2'),
+    "not of this protocol": b"hello\n",
+    "a reply that nobody asked for": line(REWRITE),
+    "unknown action": prepared(action="reject"),
+    "fields to set but keep": prepared(action="keep"),
+    "a field that may not change": prepared(set={"time_limit": "1"}),
+    "a partition the user may not use": prepared(set={"partition": "secret"}),
+    "token with a space": prepared(token="a b"),
+    "message is a list": prepared(message=["x"]),
+    "deeply nested": b'{"v":1,"prepared":1,"set":' + b"[" * 5000 + b"]" * 5000 + b"}\n",
+    "without end": b'{"v":1,"prepared":1,"message":"' + b"x" * 70000,
+    "NUL bytes": b"\x00" * 50 + b"\n",
+}
+
+
+@pytest.mark.parametrize("said", NONSENSE.values(), ids=NONSENSE.keys())
+def test_after_nonsense_the_daemon_is_asked_on_a_new_connection(
+    preparing: Preparing, asked_once: Slurmctld, said: bytes
+) -> None:
+    preparing.say(said)
+    outcome = asked_once.submit()
+    assert outcome.fields == AS_ASKED and outcome.logged == []
+    assert preparing.used == [] and len(preparing.asked) == 2
+    assert len(preparing.daemon.connections) == 2
+
+
+def test_a_daemon_that_always_prepares_nonsense_is_asked_for_every_job(
+    preparing: Preparing, slurmctld: Slurmctld
+) -> None:
+    preparing.reply = line(ASKED) + prepared(action="reject")
+    for _ in range(10):
+        outcome = slurmctld.submit()
+        assert outcome.fields == AS_ASKED and outcome.logged == []
+    assert len(preparing.asked) == 10
+
+
+def test_a_field_that_cannot_be_set_leaves_the_job_as_it_was(preparing: Preparing, asked_once: Slurmctld) -> None:
+    for field in ("partition", "tres_per_node", "admin_comment", "environment"):
+        preparing.say(prepared(after=1 + len(preparing.used), number=len(preparing.used)))
+        outcome = asked_once.submit(refuses=field)
+        assert outcome.accepted and outcome.fields == UNCHANGED and outcome.environment == {}
+        assert preparing.noted(*range(len(preparing.used)))
+
+
+def test_a_daemon_killed_after_preparing_leaves_jobs_alone(preparing: Preparing, asked_once: Slurmctld) -> None:
+    preparing.say(prepared())
+    preparing.daemon.stop()
+    outcome = asked_once.submit(times=10)
+    assert outcome.accepted and outcome.fields == UNCHANGED
+    assert len(outcome.logged) == 1
+
+
+def test_a_daemon_restarted_after_preparing_is_asked(preparing: Preparing, asked_once: Slurmctld) -> None:
+    preparing.say(prepared())
+    preparing.daemon.stop()
+    preparing.daemon.start()
+    outcome = asked_once.submit()
+    assert outcome.fields == AS_ASKED and outcome.logged == []
+    assert preparing.used == []
+
+
+def test_what_cannot_be_noted_is_not_used(preparing: Preparing, asked_once: Slurmctld) -> None:
+    preparing.say(prepared())
+    preparing.daemon.path.rename(preparing.daemon.path.with_suffix(".away"))  # no second connection can be made
+    outcome = asked_once.submit()
+    assert outcome.accepted and outcome.fields == UNCHANGED
+    assert preparing.used == []
+
+
+def test_where_notes_are_not_taken_any_more_the_daemon_is_asked(preparing: Preparing, asked_once: Slurmctld) -> None:
+    preparing.say(prepared())
+    assert asked_once.submit().fields == AS_PREPARED and preparing.noted(7)
+    notes = next(peer for peer in preparing.daemon.connections if peer is not preparing.hook)
+    notes.shutdown(socket.SHUT_RDWR)
+    preparing.say(prepared(after=2, number=8))
+    assert asked_once.submit().fields == AS_ASKED
+    assert preparing.used == [7]
+
+
+def test_with_a_hung_daemon_one_answer_is_used_and_fifty_submissions_cost_three_time_outs(
+    preparing: Preparing, asked_once: Slurmctld
+) -> None:
+    preparing.say(prepared())
+    preparing.daemon.behaviour = lambda peer, request: None
+    asked_once.configure(timeout_ms=20, breaker_seconds=3600)
+    # Settings that are changed begin anew: the answer is gone with the connection.
+    logged: list[str] = []
+    for _ in range(50):
+        outcome = asked_once.submit()
+        assert outcome.accepted and outcome.fields == UNCHANGED
+        logged += outcome.logged
+    assert len(preparing.daemon.connections) <= 4 and len(logged) == 1
+
+
+def test_the_disable_file_also_holds_for_prepared_answers(
+    preparing: Preparing, asked_once: Slurmctld, tmp_path: Path
+) -> None:
+    preparing.say(prepared())
+    (tmp_path / "disable").touch()
+    assert asked_once.submit().fields == UNCHANGED
+    (tmp_path / "disable").unlink()
+    assert asked_once.submit().fields == AS_PREPARED  # still good
+    assert preparing.noted(7)
+
+
+def test_eight_jobs_that_take_turns_keep_their_kinds_and_each_finds_its_answer(
+    preparing: Preparing, slurmctld: Slurmctld
+) -> None:
+    jobs = [{**UNCHANGED, "name": f"job{n}"} for n in range(8)]
+    for job in jobs:
+        slurmctld.submit(job)
+    assert [request["kind"] for request in preparing.asked] == list(range(1, 9))
+    for turn, n in enumerate([3, 0, 7, 3, 5]):
+        preparing.say(b"".join(prepared(kind=1 + m, after=8 + turn, number=10 * turn + m) for m in range(8)))
+        assert slurmctld.submit(jobs[n]).fields["admin_comment"] == "advisor=ahead"
+    assert preparing.noted(3, 10, 27, 33, 45) and len(preparing.asked) == 8
+    # The ninth takes the place of the one that was not submitted for longest.
+    slurmctld.submit({**UNCHANGED, "name": "ninth"})
+    slurmctld.submit(jobs[3])
+    slurmctld.submit(jobs[1])
+    assert [request["kind"] for request in preparing.asked[8:]] == [9, 4, 10]
+
+
+def test_a_request_that_is_too_long_to_be_kept_asks_for_nothing_to_be_prepared(
+    preparing: Preparing, slurmctld: Slurmctld
+) -> None:
+    fields = {**UNCHANGED, "comment": "x" * 65536}
+    for _ in range(2):
+        assert slurmctld.submit(fields).fields["partition"] == "a100"
+    assert ["kind" in request for request in preparing.asked] == [False, False]
+    assert preparing.asked[0] == preparing.asked[1]
+
+
+def test_a_request_that_is_known_again_says_the_same_as_at_first(preparing: Preparing, slurmctld: Slurmctld) -> None:
+    fields = {**UNCHANGED, "time_limit": 30, "account": "physics", "min_cpus": 4, "comment": "ü"}
+    for _ in range(3):
+        slurmctld.submit(fields, {"ADVISOR_APP": "x"})
+    assert preparing.asked[0] == preparing.asked[1] == preparing.asked[2]
+    assert preparing.asked[0]["time_limit"] == 30 and preparing.asked[0]["environment"] == {"ADVISOR_APP": "x"}
+
+
+def test_lines_that_nobody_reads_do_not_pile_up(preparing: Preparing, asked_once: Slurmctld) -> None:
+    """More than lua-socket's buffer holds: all of it is looked through before anything is asked."""
+    with contextlib.suppress(BlockingIOError):
+        preparing.say(b"".join(prepared(kind=2 + n % 6, message="x" * 400) for n in range(60)) + line(REWRITE))
+    assert asked_once.submit().fields == AS_ASKED
+    assert preparing.used == [] and len(preparing.daemon.connections) == 2
