@@ -234,11 +234,11 @@ def test_a_daemon_that_always_prepares_nonsense_is_asked_for_every_job(
 
 
 def test_a_field_that_cannot_be_set_leaves_the_job_as_it_was(preparing: Preparing, asked_once: Slurmctld) -> None:
-    for field in ("partition", "tres_per_node", "admin_comment", "environment"):
-        preparing.say(prepared(after=1 + len(preparing.used), number=len(preparing.used)))
+    for n, field in enumerate(("partition", "tres_per_node", "admin_comment", "environment")):
+        preparing.say(prepared(after=1 + n, number=n))
         outcome = asked_once.submit(refuses=field)
         assert outcome.accepted and outcome.fields == UNCHANGED and outcome.environment == {}
-        assert preparing.noted(*range(len(preparing.used)))
+        assert preparing.noted(*range(n + 1))
 
 
 def test_a_daemon_killed_after_preparing_leaves_jobs_alone(preparing: Preparing, asked_once: Slurmctld) -> None:
@@ -277,18 +277,20 @@ def test_where_notes_are_not_taken_any_more_the_daemon_is_asked(preparing: Prepa
 
 
 def test_with_a_hung_daemon_one_answer_is_used_and_fifty_submissions_cost_three_time_outs(
-    preparing: Preparing, asked_once: Slurmctld
+    preparing: Preparing, start_slurmctld: Callable[..., Slurmctld]
 ) -> None:
+    slurmctld = start_slurmctld(timeout_ms=1000, breaker_seconds=3600)
+    assert slurmctld.submit().fields == AS_ASKED
     preparing.say(prepared())
     preparing.daemon.behaviour = lambda peer, request: None
-    asked_once.configure(timeout_ms=20, breaker_seconds=3600)
-    # Settings that are changed begin anew: the answer is gone with the connection.
+    assert slurmctld.submit().fields == AS_PREPARED
     logged: list[str] = []
     for _ in range(50):
-        outcome = asked_once.submit()
+        outcome = slurmctld.submit()
         assert outcome.accepted and outcome.fields == UNCHANGED
         logged += outcome.logged
-    assert len(preparing.daemon.connections) <= 4 and len(logged) == 1
+    # The one that was asked and its notes, then each exchange on a connection of its own.
+    assert len(preparing.daemon.connections) <= 4 and len(logged) == 1 and logged[0].endswith("timeout")
 
 
 def test_the_disable_file_also_holds_for_prepared_answers(
