@@ -453,8 +453,7 @@ end
 
 -- A kept connection is good if it is open and nothing but prepared answers has come, in whole lines. Whatever else
 -- the daemon sent unasked, or too late, must not be taken for the next answer.
-local function in_order(conn)
-  conn:settimeout(0, "t")
+local function in_order(conn) -- which waits for nothing since its last reply was read
   local bytes = 0
   repeat
     local line, why, part = conn:receive("*l")
@@ -568,8 +567,8 @@ local function usable_partitions(value, part_list)
   return true
 end
 
-local function word(value, longest)
-  return type(value) == "string" and #value <= longest and find(value, "^[!-~]+$") ~= nil
+local function word(value)
+  return type(value) == "string" and #value <= MAX_TEXT and find(value, "^[!-~]+$") ~= nil
 end
 
 local function given(reply, field)
@@ -597,7 +596,7 @@ local function judge(text, part_list)
   if action ~= "keep" and action ~= "rewrite" then return nil, "unknown action" end
   if type(set) ~= "table" then return nil, "set is not an object" end
   if (next(set) ~= nil) ~= (action == "rewrite") then return nil, "action does not fit the fields to set" end
-  if token ~= nil and not (word(token, 128) and find(token, "^[%w._-]+$")) then
+  if token ~= nil and not (type(token) == "string" and #token <= 128 and find(token, "^[%w._-]+$")) then
     return nil, "token is not a word"
   end
   if message ~= nil and type(message) ~= "string" then return nil, "message is not text" end
@@ -607,7 +606,7 @@ local function judge(text, part_list)
       if type(value) ~= "string" or not usable_partitions(value, part_list) then
         return nil, "partition is not one that this user may use"
       end
-    elseif not word(value, MAX_TEXT) then
+    elseif not word(value) then
       return nil, "bad value for " .. field
     end
   end
@@ -665,8 +664,10 @@ local function apply(job_desc, told, set, token, environment)
 end
 
 local function tell_user(message)
-  local text = gsub(sub(message, 1, MAX_MESSAGE), "%c+", " ")
-  text = as_utf8(text)
+  local text = message
+  if #text > MAX_MESSAGE or find(text, "[%c\128-\255]") then
+    text = as_utf8((gsub(sub(text, 1, MAX_MESSAGE), "%c+", " ")))
+  end
   if find(text, "%S") then pcall(slurm_table().log_user, "%s", text) end
 end
 

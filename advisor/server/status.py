@@ -225,7 +225,8 @@ class Status(msgspec.Struct, frozen=True):
             (
                 "decisions",
                 f"{counts.submissions} submissions, {counts.eligible} eligible, "
-                f"{counts.rewritten} rewritten, {counts.kept} kept, {counts.holdout} held out",
+                f"{counts.rewritten} rewritten, {counts.kept} kept, {counts.holdout} held out; "
+                f"{counts.prepared} prepared ahead",
             ),
             (
                 "latency",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 
 import pytest
 
@@ -229,6 +231,39 @@ def test_a_burst_is_spread_over_the_types(site: Site) -> None:
         assert site.cluster.sbatch("-p", "k80,p100,v100", "--gres=gpu:1", script=HEAVY).code == 0
     partitions = [row["set_fields"] for row in site.rows("select * from decisions order by decided_at desc limit 10")]
     assert len({json.loads(s).get("partition") for s in partitions}) > 1
+
+
+def test_a_burst_of_alike_jobs_takes_prepared_answers_and_is_spread_as_if_each_were_asked_for(site: Site) -> None:
+    """The same script again and again, as one user; then the same jobs, each under a name of its own."""
+    script = HEAVY.replace("app: heavy", f"app: heavy{next(site.cluster.apps)}")
+    spread: dict[str, Counter[str]] = {}
+    seen: set[str] = set()
+    for options in ("", "-J job$i"):
+        site.cancel_all()
+        site.reconfigure(slurm={"poll_s": 60})
+        # Pauses as a person's loop has them; a busy machine needs them to have prepared the next answer.
+        burst = (
+            f"for i in $(seq 16); do sbatch -Q --hold -p k80,p100,v100 --gres=gpu:1 {options} job.sh || exit 1; "
+            "sleep 0.1; done"
+        )
+        site.cluster.ok("sh", "-c", f"cat > job.sh && {burst}", user="alice", stdin=script)
+        queue = site.cluster.ok("squeue", "-h", "-o", "%P", "-u", "alice").split()
+        jobs = [line for line in site.cluster.ok("scontrol", "-o", "show", "job").splitlines() if "=PENDING" in line]
+        tokens = re.findall(r"advisor=([\w-]+)", "\n".join(jobs))
+        assert len(queue) == 16 and len(set(tokens) - seen) == 16, "each job has a token of its own"
+        seen.update(tokens)
+        counts = site.status()["decisions"]
+        assert counts["submissions"] == 16
+        if options:
+            assert counts["prepared"] == 0
+        else:
+            assert counts["prepared"] >= 8, "most were answered before they came"
+        site.stop()  # writes its log out
+        logged = Counter(row["token"] for row in site.rows("select token from decisions"))
+        assert all(logged[token] == 1 for token in seen)
+        spread[options] = Counter(queue)
+    alike, asked = spread.values()
+    assert len(alike) > 1 and sum((alike - asked).values()) <= 2, f"{alike}, but {asked} when asked"
 
 
 def test_explain_tells_the_whole_story(site: Site) -> None:
