@@ -17,6 +17,7 @@ from advisor.training.actor_critic import Trainer
 from advisor.training.environment import Environment
 from advisor.training.fine_tuning import Budget, fine_tune
 from advisor.training.posterior import RunTimes, tell_truth
+from advisor.training.prior import plain_prior
 from advisor.training.recipe import Recipe
 from advisor.training.tasks import Mixture, Task, draw_task
 from advisor.training.world import END, EXPECTED, SPREAD, SUBMIT, TRUE, State, new_state
@@ -129,6 +130,8 @@ class Shifted(msgspec.Struct, frozen=True):
     adapted: float
     not_adapted: float
     arithmetic: float  # adapting as well
+    plain: float  # adapting, without what other sites have taught of run times
+    plain_not_adapted: float
 
 
 def shift(weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Progress) -> list[Shifted]:
@@ -139,9 +142,15 @@ def shift(weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Pr
         task = draw_task(seed, mixture, shift=True)
         half = len(task.app) // 2
         means = []
-        for chosen, learning in ((weights, True), (weights, False), (arithmetic, True)):
+        for chosen, learning, prior in (
+            (weights, True, None),
+            (weights, False, None),
+            (arithmetic, True, None),
+            (weights, True, plain_prior()),
+            (weights, False, plain_prior()),
+        ):
             env = Environment(task, chosen)
-            means.append(float(play_learning(env, RunTimes(task), learning, half)[0][half:].mean()))
+            means.append(float(play_learning(env, RunTimes(task, prior), learning, half)[0][half:].mean()))
         found.append(Shifted(*means))
         progress(f"shift {number + 1} of {len(seeds)}: {means[1] / means[0]:.3f}")
     return found

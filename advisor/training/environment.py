@@ -26,7 +26,7 @@ from advisor.policy.learned.shapes import (
     Weights,
 )
 from advisor.training.tasks import Task
-from advisor.training.world import BELIEF, BELIEF_SPREAD, END, GRAPH, SUBMIT, TRUE, World, new_state
+from advisor.training.world import BELIEF, BELIEF_SPREAD, COUNTER, END, GRAPH, SUBMIT, TRUE, World, new_state
 
 Objective = Literal["avg_jct", "p99", "makespan", "fairness"]
 OBJECTIVES: tuple[Objective, ...] = ("avg_jct", "p99", "makespan", "fairness")
@@ -164,7 +164,8 @@ def world_of(task: Task) -> World:
         for k, other in enumerate(job.depends[:2]):
             parents[j, k] = number[other]
     true = np.asarray([[job.run_time.get(p.processor, np.inf) for p in places] for job in jobs])
-    pair = np.zeros((*true.shape, 6))
+    pair = np.zeros((*true.shape, COUNTER + COUNTERS))
+    pair[:, :, COUNTER:] = task.counters / (LEVELS - 1)
     pair[:, :, 0], pair[:, :, 1], pair[:, :, 2], pair[:, :, 3] = task.expected, true, task.spread, task.slow
     return World(
         units=units,

@@ -27,11 +27,11 @@ class EngineChoice:
         """The one place it chooses."""
         from advisor.training import rollout
 
-        self._synchronise(job, now)
-        return [int(rollout.decide(self._env.world, self._state, self._env.flat, job, now, self._learned))]
+        state = self.seen(job, now)
+        return [int(rollout.decide(self._env.world, state, self._env.flat, job, now, self._learned))]
 
-    def _synchronise(self, job: int, now: float) -> None:
-        """What runs and what waits, as the engine has it; how long it will take stays unknown."""
+    def seen(self, job: int, now: float) -> State:
+        """What runs and what waits of the jobs before `job`, as the engine has it; how long it takes stays unknown."""
         seen, s = self._engine.state, self._state
         running = np.sort(seen.running[: seen.counters[RUNNING]])
         waiting = seen.queue[seen.counters[HEAD] : seen.counters[TAIL]]
@@ -47,6 +47,7 @@ class EngineChoice:
             here = np.concatenate((running[s.place[running] == p], waiting[s.place[waiting] == p]))
             s.held[p] = len(here)
             s.active[p, : len(here)] = here
+        return s
 
 
 def run_policy(env: Environment, learned: bool = True) -> Schedule:

@@ -11,7 +11,9 @@ _SOURCES = (
     "policy/learned/shapes.py",
     "sim/expecting.py",
     "training/compiled_forward.py",
+    "training/observed.py",
     "training/rollout.py",
+    "training/rounds.py",
     "training/world.py",
 )
 _compiler = Compiler("training", (_ADVISOR / source for source in _SOURCES))

@@ -1,7 +1,8 @@
 """What the jobs that have ended tell of run times: a normal posterior for each app over the cluster's processors.
 
-The logarithm of an app's run time on a type is what its annotation (or its limit) tells, off by an error that all types
-share and a smaller one of each type; runs are spread around it. All normal, so the posterior is a few lines of algebra.
+The logarithm of an app's run time on a type is what its annotation (or its limit) tells, off by an error of which a
+prior learned from many sites says what is usual (`advisor.training.prior`); runs are spread around it. All normal, so
+the posterior is a few lines of algebra.
 In training this stands for the daemon's run-time model, which knows more and takes longer.
 """
 
@@ -10,26 +11,31 @@ from __future__ import annotations
 import numpy as np
 
 from advisor.policy.learned.shapes import Floats, Ints
+from advisor.training.prior import Prior, learned_prior
 from advisor.training.tasks import Task
 from advisor.training.world import END, EXPECTED, SPREAD, START, State, World
 
-SHARED_SD, OWN_SD, NOISE_SD = 1.0, 0.35, 0.35
+NOISE_SD = 0.35
 
 
 class RunTimes:
     """Beliefs about a task's apps; starts from what annotations and limits tell, and from runs seen before."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, prior: Prior | None = None) -> None:
+        """`prior`: default: the one learned from many sites."""
         self._task = task
         apps, places = len(task.graphs), task.told.shape[1]
-        prior = SHARED_SD**2 + OWN_SD**2 * np.eye(places)
-        self._precision = np.repeat(np.linalg.inv(prior)[None], apps, axis=0)
-        self._weighted = np.zeros((apps, places))
+        self._precision, self._weighted = np.zeros((apps, places, places)), np.zeros((apps, places))
+        self._prior = prior or learned_prior()
+        for app in range(apps):
+            mean, covariance = self._prior.of(task, app)
+            self._precision[app] = np.linalg.inv(covariance)
+            self._weighted[app] = self._precision[app] @ mean
         self._seen = np.zeros(len(task.app), dtype=np.bool_)
 
     def for_task(self, task: Task) -> RunTimes:
         """The same beliefs about apps for another workload of the same site."""
-        other = RunTimes(task)
+        other = RunTimes(task, self._prior)
         count = min(len(self._precision), len(other._precision))
         other._precision[:count], other._weighted[:count] = self._precision[:count], self._weighted[:count]
         return other

@@ -48,7 +48,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     validation: int = 32  # tasks for the curve, of the same mixture, never trained on
     every: int = 20  # iterations between two points of the curve, and between checkpoints
     mixture: Mixture = Mixture()
-    without: tuple[Literal["beliefs", "graph", "topology", "memory", "residual"], ...] = ()
+    without: tuple[Literal["beliefs", "graph", "topology", "memory", "residual", "features"], ...] = ()
 
 
 def read_recipe(path: Path) -> Recipe:

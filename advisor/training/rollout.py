@@ -29,6 +29,7 @@ from advisor.training.compiled_forward import (
     within,
 )
 from advisor.training.machine_code import inner, machine_code
+from advisor.training.observed import RAW, in_use, see_moment, see_places, timeline
 from advisor.training.world import (
     AFTER,
     ASKED,
@@ -71,52 +72,18 @@ FEATURES = len(CANDIDATE_FEATURES)
 
 
 @inner
-def _timeline(world: World, s: State, pool: int, now: float) -> None:
-    """Into `s.line`: when the pool's units come free if everything ahead takes what is expected of it."""
-    n = world.units[pool]
-    line = s.line
-    for k in range(n):
-        line[k] = now
-    kept = 0
-    for i in range(s.held[pool]):
-        job = s.active[pool, i]
-        if s.times[job, END] <= now:
-            continue
-        s.active[pool, kept] = job
-        kept += 1
-        seconds = world.pair[job, pool, EXPECTED]
-        if s.times[job, START] <= now:
-            seconds = max(s.times[job, START] + seconds - now, 0.0)
-        give_units(line, n, int(world.job[job, ASKED]), now, seconds)
-    s.held[pool] = kept
-
-
-@inner
-def _in_use(world: World, s: State, pool: int, now: float) -> tuple[float, float]:
-    """Units of running jobs, and jobs that wait."""
-    used, waiting = 0.0, 0.0
-    for i in range(s.held[pool]):
-        job = s.active[pool, i]
-        if s.times[job, START] > now:
-            waiting += 1.0
-        elif s.times[job, END] > now:
-            used += world.job[job, ASKED]
-    return used, waiting
-
-
-@inner
 def look(world: World, s: State, w: Floats, job: int, now: float) -> None:
     """A poll: the pools' features as they are now, the cluster's moment, and what the network makes of both."""
     pools = len(world.units)
     usual = s.usual
     run_s = max(usual[RUN], 1e-9)
     rate = 1.0 / max(usual[GAP_SLOW], 1e-9) if usual[GAP_SLOW] > 0 else 0.0
-    in_use, in_all, waits, queued, believed = 0.0, 0.0, 0.0, 0.0, 0.0
+    busy, in_all, waits, queued, believed = 0.0, 0.0, 0.0, 0.0, 0.0
     for p in range(pools):
         n = float(world.units[p])
-        _timeline(world, s, p, now)
+        timeline(world, s, p, now)
         wait = s.line[0] - now
-        used, waiting = _in_use(world, s, p, now)
+        used, waiting = in_use(world, s, p, now)
         row = s.pools[p]
         row[0], row[1], row[2] = world.figures[p, 0], world.figures[p, 1], world.figures[p, 2]
         row[3] = math.log(n / 8.0)
@@ -128,7 +95,7 @@ def look(world: World, s: State, w: Floats, job: int, now: float) -> None:
         row[9] = math.log1p(rate * s.by_pool[p, BEST_WORK] / n)
         row[10] = world.pair[job, p, BELIEF]
         row[11] = world.pair[job, p, BELIEF_SPREAD]
-        in_use += used
+        busy += used
         in_all += n
         waits += n * wait
         queued += waiting
@@ -138,13 +105,15 @@ def look(world: World, s: State, w: Floats, job: int, now: float) -> None:
         moments[t] = moments[t + 1]
     moment = moments[moments.shape[0] - 1]
     moment[0] = math.log1p(rate * usual[WORK] / in_all)
-    moment[1] = in_use / in_all
+    moment[1] = busy / in_all
     moment[2] = math.log1p(waits / in_all / run_s)
     moment[3] = math.log1p(queued / in_all)
     moment[4] = math.log(usual[GAP_SLOW] / usual[GAP_FAST]) if usual[GAP_FAST] > 0 else 0.0
     moment[5] = math.log1p((now - usual[LAST_TICK]) / run_s) if usual[COUNT] > 0 else 0.0
     moment[6] = math.sqrt(max(usual[LOG_RUN_SQUARED] - usual[LOG_RUN] ** 2, 0.0))
     moment[7] = believed
+    if w[ALONE] == RAW:
+        see_moment(moment)
     usual[LAST_TICK] = now
     usual[FAMILIAR] = 1.0 if within(w, MOMENT_LOW, MOMENT_HIGH, moment) else 0.0
     for p in range(pools):
@@ -199,7 +168,7 @@ def describe(world: World, s: State, job: int, now: float, table: Floats) -> Non
         table[p, 1] = world.pair[job, p, EXPECTED]
         if not math.isfinite(table[p, 1]):
             continue
-        _timeline(world, s, p, now)
+        timeline(world, s, p, now)
         table[p, 0] = max(s.line[asked - 1], ready) - now
         best_run = min(best_run, table[p, 1])
         if table[p, 0] + table[p, 1] < first:
@@ -222,7 +191,7 @@ def describe(world: World, s: State, job: int, now: float, table: Floats) -> Non
         row[9] = world.pair[job, p, BELIEF] * world.job[job, SENSITIVITY]
         row[10] = world.pair[job, p, BELIEF_SPREAD] * world.job[job, SENSITIVITY]
         row[11] = asked / world.units[p]
-        row[12] = math.log1p((world.units[p] - _in_use(world, s, p, now)[0]) / asked)
+        row[12] = math.log1p((world.units[p] - in_use(world, s, p, now)[0]) / asked)
         row[13] = math.log1p(world.job[job, AFTER] / best_run)
         row[14] = world.job[job, NEW]
         row[15] = math.log1p(world.job[job, LIMIT] / best_run)
@@ -233,6 +202,8 @@ def score(world: World, s: State, w: Floats, job: int, table: Floats, learned: b
     """Expected finish in each pool as the network corrects it, inf where it cannot run; the least's index."""
     best = 0
     both = np.zeros(2)
+    if w[ALONE] == RAW:
+        see_places(world, s, job, s.usual[LAST_SUBMIT], table)
     # What the network was not trained for is left to the arithmetic.
     asked = learned and s.usual[FAMILIAR] > 0.0
     for p in range(len(world.units)):

@@ -16,7 +16,7 @@ from advisor.training.machine_code import inner
 # Columns of World.job; the dataflow graph's embedding follows.
 SUBMIT, ASKED, SENSITIVITY, AFTER, NEW, LIMIT, GRAPH = range(7)
 # Columns of World.pair.
-EXPECTED, TRUE, SPREAD, SLOW, BELIEF, BELIEF_SPREAD = range(6)
+EXPECTED, TRUE, SPREAD, SLOW, BELIEF, BELIEF_SPREAD, COUNTER = range(7)  # the other counters follow
 # Slots of State.usual.
 GAP_FAST, GAP_SLOW, RUN, LOG_RUN, LOG_RUN_SQUARED, WORK, LAST_SUBMIT, LAST_TICK, COUNT, FAMILIAR = range(10)
 # Columns of State.by_pool.

@@ -10,14 +10,16 @@ from click.testing import CliRunner
 
 from advisor.cli import cli
 from advisor.policy.learned.files import read_model
-from advisor.policy.learned.network import PlacementNetwork
-from advisor.policy.learned.shapes import zero_weights
+from advisor.policy.learned.network import PlacementNetwork, Without
+from advisor.policy.learned.shapes import LEVELS, zero_weights
 from advisor.training import checkpoint
+from advisor.training.ablation_study import LOOK, Curve, episodes_ratio
 from advisor.training.actor_critic import Trainer
 from advisor.training.checkpoint import train_into
 from advisor.training.environment import Environment
 from advisor.training.fine_tuning import Budget, fine_tune
 from advisor.training.posterior import RunTimes
+from advisor.training.prior import learned_prior, plain_prior
 from advisor.training.recipe import Recipe, RecipeError, read_recipe
 from advisor.training.tasks import HELD_OUT, Mixture, draw_task
 
@@ -161,7 +163,7 @@ def test_fine_tuning_moves_only_the_last_layers_and_repeats_itself():
 
 def test_runs_that_have_ended_teach_what_apps_take():
     task = draw_task(11, msgspec.structs.replace(SMALL, oracle=0.0, new_apps=1.0, contended=0.0, annotated=1.0))
-    runs = RunTimes(task)
+    runs = RunTimes(task, plain_prior())
 
     def error():
         seconds, _ = runs.expected()
@@ -173,3 +175,46 @@ def test_runs_that_have_ended_teach_what_apps_take():
     places = np.argmin(task.expected[jobs], axis=1)
     runs.observe(jobs, places, task.mean[jobs, places])
     assert error() < 0.6 * first
+
+
+def test_what_many_sites_taught_tells_run_times_on_processors_that_none_of_them_had():
+    mixture = msgspec.structs.replace(SMALL, held_out=True, oracle=0.0, new_apps=1.0, contended=0.0)
+    errors = []
+    for prior in (learned_prior(), plain_prior()):
+        off = []
+        for seed in range(70, 82):
+            task = draw_task(seed, mixture)
+            seconds, _ = RunTimes(task, prior).expected()
+            able = np.isfinite(seconds)
+            off.append(np.abs(np.log(seconds[able] / task.mean[able])).mean())
+        errors.append(np.mean(off))
+    assert errors[0] < 0.5 * errors[1]
+
+
+def test_a_black_box_is_shown_what_is_observed_and_starts_from_nothing():
+    parts = ("beliefs", "graph", "topology", "residual", "features")
+    weights = PlacementNetwork(3, Without(**dict.fromkeys(parts, True))).export()
+    env = Environment(draw_task(5, msgspec.structs.replace(SMALL, contended=1.0)), weights, believing=False)
+    forks = env.fork(np.arange(40, 48), 5)
+    able = np.isfinite(forks.cost)
+    shown = forks.table[:, :, 2:]
+    counters = env.task.counters[forks.job] / (LEVELS - 1)
+    np.testing.assert_array_equal(shown[:, :, 7:10][able], counters[able])
+    run = np.log(env.task.expected[forks.job] / env.task.slow[forks.job] / 1800.0)
+    np.testing.assert_allclose(shown[:, :, 10][able], run[able])
+    # Offered load, waits, trend and spread of sizes are worked out, not observed.
+    assert not forks.moments[:, :, [0, 2, 4, 6]].any() and forks.moments[:, -1, 1].any()
+    # Untrained it knows no place from another, and takes the first that can run the job.
+    assert env.play().avg_jct > env.play(learned=False).avg_jct
+
+
+def test_episodes_are_counted_to_the_same_score():
+    def curve(*gains):
+        return Curve([LOOK * i for i in range(len(gains))], list(gains), [1.0] * len(gains))
+
+    slow = curve(0.2, 0.7, 0.9, 0.95, 1.01)
+    assert episodes_ratio(curve(1.0, 1.0, 1.02, 1.0, 1.0), slow) == 2.0
+    # There from the start: one look's worth of episodes is the least that is counted.
+    assert episodes_ratio(curve(1.02, 1.0, 1.0, 1.0, 1.0), slow) == 4.0
+    # Never there: as if it took twice all there were.
+    assert episodes_ratio(curve(0.9, 0.9, 0.9, 0.9, 0.9), slow) == 0.5

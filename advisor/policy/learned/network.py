@@ -72,6 +72,7 @@ class Without:
     topology: bool = False
     memory: bool = False  # the LSTM
     residual: bool = False  # the network scores alone; what the arithmetic expects is one input among others
+    features: bool = False  # it is shown plain observations (`advisor.training.observed`); builds on all of the above
 
 
 class _Gather(MessagePassing):  # type: ignore[misc]
@@ -207,7 +208,7 @@ class PlacementNetwork(nn.Module):
         arrays["belief"] = exact_table([p.detach() for p in self.beliefs]).numpy()
         arrays["belief_parameters"] = torch.cat([p.detach() for p in self.beliefs]).numpy()
         arrays |= {name: bounds(name) for name in RANGES} if ranges is None else ranges
-        arrays["alone"] = np.full(1, float(self.without.residual))
+        arrays["alone"] = np.full(1, 2.0 if self.without.features else float(self.without.residual))
         if self.without.topology:
             for name in ("node_w2", "node_b2", "global_w", "global_b"):
                 arrays[name] = np.zeros_like(arrays[name])

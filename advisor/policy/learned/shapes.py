@@ -112,7 +112,7 @@ class Weights(NamedTuple):
     pool_high: Floats
     moment_low: Floats
     moment_high: Floats
-    alone: Floats  # 1: an ablation, whose network scores without the arithmetic
+    alone: Floats  # 1: an ablation, whose network scores without the arithmetic; 2: and sees plain observations
 
 
 # Counters that speak of contention, and how many levels each of them and the contention has.
