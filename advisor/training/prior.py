@@ -77,7 +77,9 @@ def learned_prior() -> Prior:
 def _fit(rows: list[tuple[Floats, Floats, Floats]]) -> tuple[Floats, Floats, float]:
     """Mean, slopes and what is left: the mean by weighted least squares, the others by expectation maximisation."""
     wide, deep = rows[0][0].shape[1], rows[0][1].shape[1]
-    mean, slopes, own = np.zeros(wide), np.eye(deep), 0.1
+    mean: Floats = np.zeros(wide)
+    slopes: Floats = np.eye(deep)
+    own = 0.1
     for _ in range(ROUNDS):
         normal, right = 1e-3 * np.eye(wide), np.zeros(wide)
         for x, z, y in rows:
