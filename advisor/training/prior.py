@@ -86,7 +86,7 @@ def _fit(rows: list[tuple[Floats, Floats, Floats]]) -> tuple[Floats, Floats, flo
             weighted = np.linalg.solve(z @ slopes @ z.T + own * np.eye(len(y)), x).T
             normal += weighted @ x
             right += weighted @ y
-        mean = np.linalg.solve(normal, right)
+        mean = np.asarray(np.linalg.solve(normal, right), dtype=np.float64)
         kept, left = np.zeros((deep, deep)), 0.0
         inverse = np.linalg.inv(slopes)
         for x, z, y in rows:
