@@ -237,6 +237,37 @@ def test_an_app_never_seen_is_told_what_its_neighbours_do_to_others():
     assert sd > model.log_slowdown("app1", "cpu", {"app0": 1.0})[1]
 
 
+@pytest.mark.parametrize(("alone", "apart"), [(0, 0.1), (3, 0.2)])
+def test_what_a_job_felt_beside_some_neighbours_tells_of_one_that_it_never_met(alone, apart):
+    effect = np.outer([1.0, 0.05, 0.5, 0.5, 0.5, 0.5], [0.3, 0.3, 0.8, 0.8, 0.8, 0.1])
+    met = [(0, 2), (0, 3), (1, 2), (1, 3), (2, 3), (2, 4), (3, 4), (4, 5), (5, 2), (0, 5), (1, 5)]
+    draw = np.random.default_rng(8)
+    runs, around = [], []
+    for me, other in [*met, *((b, a) for a, b in met)] * 6 + [(app, None) for app in range(6)] * alone:
+        slow = 0.0 if other is None else effect[me, other]
+        runs.append(Run(f"app{me}", f"app{me}", "cpu", ("n",), 0.0, 1000 * np.exp(slow + draw.normal(0, 0.05))))
+        around.append({} if other is None else {f"app{other}": 1.0})
+    model = SharedRuns.fitted(runs, around)
+    tender, _ = model.log_slowdown("app0", "cpu", {"app4": 1.0})
+    sturdy, _ = model.log_slowdown("app1", "cpu", {"app4": 1.0})
+    assert tender > sturdy + apart
+
+
+def test_neighbours_are_not_thought_to_help_where_nobody_ever_ran_alone():
+    # Beside one it takes three times as long as beside the other: the one hurts, the other does not speed it up.
+    draw = np.random.default_rng(2)
+    runs, around = [], []
+    for other, slow in (("bully", np.log(3.0)), ("quiet", 0.0)) * 8:
+        runs.append(Run("job", "job", "cpu", ("n",), 0.0, 1000 * np.exp(slow + draw.normal(0, 0.05))))
+        around.append({other: 1.0})
+        runs.append(Run(other, other, "cpu", ("n",), 0.0, 500 * np.exp(draw.normal(0, 0.05))))
+        around.append({"job": 1.0})
+    model = SharedRuns.fitted(runs, around)
+    hurt, _ = model.log_slowdown("job", "cpu", {"bully": 1.0})
+    spared, _ = model.log_slowdown("job", "cpu", {"quiet": 1.0})
+    assert hurt > 0.6 and spared > -0.2
+
+
 def test_few_runs_teach_little_and_one_absurd_run_less():
     quiet = random_runs(6, np.zeros((3, 3)), count=60)
     absurd = Run("app0", "app0", "cpu", ("n0",), quiet[0].start, quiet[0].start + 80_000)
