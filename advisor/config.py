@@ -19,7 +19,8 @@ from msgspec import Meta
 DEFAULT_FILE = Path("/etc/slurm-advisor/advisor.yaml")
 
 Mode = Literal["off", "shadow", "advise", "enforce"]
-Lever = Literal["place"]
+Lever = Literal["place", "order", "requeue"]
+Objective = Literal["avg_jct", "p99_jct", "makespan"]
 Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
@@ -160,6 +161,27 @@ class Rounds(Section, frozen=True):
     most_jobs: Annotated[
         int, Meta(gt=0, description="Pending jobs that are looked at, from the head of the queue.")
     ] = 500
+    objective: Annotated[
+        Objective, _says("What several pending jobs are planned for: their mean or 99th percentile, or the last end.")
+    ] = "avg_jct"
+    max_loss_s: Annotated[
+        float,
+        Meta(ge=0, description="So much later a job may end, as far as is expected, when it moves for others' sake."),
+    ] = 0.0
+    most_nice: Annotated[
+        int, Meta(ge=0, description="Most points of priority that the lever order gives to a job, or takes from it.")
+    ] = 1000
+    requeue_gain: Annotated[
+        Share, _says("Least expected gain, as a share of its remaining time, for which a running job is requeued.")
+    ] = 0.3
+    requeue_least_s: Annotated[float, Meta(ge=0, description="The same in seconds; both must be reached.")] = 600.0
+    restart_s: Annotated[
+        float,
+        Meta(ge=0, description="What a requeued job is taken to lose besides its work; Slurm alone waits two minutes."),
+    ] = 180.0
+    longest_wait_s: Annotated[
+        Seconds, _says("A job that has waited so long goes first in the plan, and order takes nothing from it.")
+    ] = 48 * 3600.0
 
 
 class Log(Section, frozen=True):
@@ -307,7 +329,10 @@ class Settings(Section, frozen=True):
     policy: PolicySettings = PolicySettings()
     levers: Annotated[
         tuple[Lever, ...],
-        _says("What may be done with jobs after their submission; place: move pending jobs. [] turns all of it off."),
+        _says(
+            "What may be done with jobs after their submission; place: move pending jobs; order: exchange their turns "
+            "(nice); requeue: also restart running jobs that said `requeue: true` elsewhere. [] turns all of it off."
+        ),
     ] = ("place",)
     rounds: Rounds = Rounds()
     log: Log = Log()

@@ -1,4 +1,4 @@
-"""One pending job as Slurm shows it at this moment, and the words that change it.
+"""One job as Slurm shows it at this moment, and the words that change it.
 
 Whoever moves a job looks first, since minutes may have passed since the last poll, and looks again afterwards: where
 one field of an update is refused, Slurm (seen on 22.05 and 24.11) may already have taken another.
@@ -23,6 +23,7 @@ SPELLING = {
     "tres_per_job": "TresPerJob",
     "tres_per_task": "TresPerTask",
     "tres_per_socket": "TresPerSocket",
+    "nice": "Nice",
 }
 # What may stand in a word: a prefix such as `ssh ctl` hands it to a shell, and users choose some of it.
 _SAFE = re.compile(r"[A-Za-z0-9_.,:=/+-]+")
@@ -35,7 +36,9 @@ class Shown(msgspec.Struct, frozen=True):
     partition: str
     requests: dict[str, str]  # tres_per_node, … → as Slurm writes it
     priority: int  # 0: held
+    nice: int = 0
     reason: str = ""
+    requeue: bool = False  # whether Slurm may requeue it
     pinned: str = ""  # what ties it to where it is: a reservation, nodes by name, being part of a het job
 
     def has(self, fields: Mapping[str, str]) -> bool:
@@ -75,7 +78,9 @@ def show(slurm: SlurmCommand, job_id: int) -> Shown | None:
         partition=middle.get("Partition", ""),
         requests={f"tres_per_{per}": value for per, value in v22_05.requests_in(tail).items()},
         priority=_number(middle.get("Priority")),
+        nice=_number(middle.get("Nice")),
         reason=middle.get("Reason", ""),
+        requeue=middle.get("Requeue") == "1",
         pinned=pinned,
     )
 
@@ -88,6 +93,14 @@ def update(slurm: SlurmCommand, job_id: int, fields: Mapping[str, str]) -> None:
     slurm.run("scontrol", "update", f"JobId={job_id}", *words)
 
 
+def requeue(slurm: SlurmCommand, job_id: int) -> None:
+    """Ends the job's run and puts it back into the queue; raises `SourceError` if Slurm refuses.
+
+    Slurm (22.05, 24.11) lets it start again two minutes later at the earliest: time enough to say where.
+    """
+    slurm.run("scontrol", "requeue", str(job_id))
+
+
 def _asked(text: str | None) -> list[Gres]:
     return sorted(parse_gres(text), key=lambda gres: (gres.name, gres.type or "", gres.count))
 
@@ -97,4 +110,4 @@ def _names(text: str) -> list[str]:
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
+    return int(text) if text and text.removeprefix("-").isdecimal() else 0

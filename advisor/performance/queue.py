@@ -148,6 +148,8 @@ class Schedule:
         self._fits: dict[tuple[object, ...], list[tuple[Pool, Need]]] = {}
         # When each job is expected to end, by its id and that of its array.
         self.ends: dict[int, float] = {}
+        # Where each pending job was put, with what it takes there and for how long.
+        self.placed: dict[int, tuple[int, Need, float]] = {}
 
     def occupy(self, running: Iterable[Job], pool_of: Mapping[str, int]) -> None:
         """Puts the running jobs on fresh tracks, each until its expected end."""
@@ -214,6 +216,7 @@ class Schedule:
                 start, pool, need, run_s = best
                 tasks, run_s = _array(job, run_s)
                 place(self.gpus[pool.index], self.cpus[pool.index], need, run_s, now, tasks)
+                self.placed[job.job_id] = (pool.index, need, run_s)
                 self._ends(job, start + run_s)
                 self.ahead[pool.index] += job.tasks
                 touched.add(pool.index)

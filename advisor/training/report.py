@@ -255,6 +255,7 @@ def _counts(rows: Sequence[Experience]) -> dict[str, int]:
         "enforced": sum(row.eligible and row.mode == "enforce" for row in rows),
         "would change": sum(bool(row.eligible and row.preferred) for row in rows),
         "changed": sum(row.applied for row in rows),
+        "moved later": sum(row.moved for row in rows),
         "control": sum(bool(row.holdout and row.preferred) for row in rows),
         "ended": sum(row.ended is not None for row in rows),
     }

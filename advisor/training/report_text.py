@@ -52,7 +52,7 @@ def lines(report: Report) -> list[str]:
         "",
         f"{day(report.begins)} to {day(report.until)}: {counts['submissions']} submissions, {counts['eligible']} could "
         f"go elsewhere, {counts['would change']} would be better elsewhere, {counts['changed']} changed, "
-        f"{counts['control']} left as the control group",
+        f"{counts['moved later']} moved by rounds later, {counts['control']} left as the control group",
         "",
         _header("effect on jobs that would be better elsewhere"),
         *(_line(effect) for effect in report.effects),

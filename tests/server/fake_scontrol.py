@@ -54,7 +54,7 @@ def show(state, number):
         **job,
     }
     middle = " ".join(f"{key}={fields[key]}" for key in ORDER)
-    rest = " ".join(f"{key}={fields[key]}" for key in ("Reservation", "ReqNodeList") if key in fields)
+    rest = " ".join(f"{key}={fields[key]}" for key in ("Requeue", "Reservation", "ReqNodeList") if key in fields)
     tail = " ".join(f"{key}={value}" for key, value in fields.items() if key.startswith("TresPer"))
     het = "HetJobId=7 HetJobOffset=0 " if job.get("_het") else ""
     print(f"JobId={number} {het}JobName=train {middle} {rest} Command=/x WorkDir=/y AdminComment=z {tail} ")

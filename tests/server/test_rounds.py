@@ -45,6 +45,7 @@ class Site:
         self.settings = Settings(**(given | more))
         self.running = [busy(kind) for kind in ("v1", "p1", "p2", "k1", "k2")]
         self.pending = []
+        self.history = PAST
         self.thread = None
 
     def tell(self, jobs, **more):
@@ -56,10 +57,10 @@ class Site:
     def job(self, number):
         return json.loads(self.slurm.read_text())["jobs"][str(number)]
 
-    def submit(self, number, settings=None, **fields):
+    def submit(self, number, settings=None, waited_s=10, **fields):
         """A job that went through the hook: its decision is in the log, and Slurm has it as it was decided."""
         request = submission(**{"partition": "v100", "environment": FLEXIBLE, **fields})
-        snapshot = build_snapshot(self.state(), PAST)
+        snapshot = build_snapshot(self.state(), self.history)
         decision = advise(request, snapshot, settings or self.settings, now=time.time())
         token = f"t{number}"
         decision = msgspec.structs.replace(decision, token=token)
@@ -70,12 +71,12 @@ class Site:
         job = Job(
             job_id=number,
             states=("PENDING",),
-            name="train",
+            name=request.name or "",
             user="ada",
             partitions=tuple(partition.split(",")),
             reason="Resources",
             priority=1000 - number,
-            submit_time=int(time.time()) - 10,
+            submit_time=int(time.time() - waited_s),
             time_limit=240,
             cpus=1,
             memory_mb=100,
@@ -108,7 +109,7 @@ class Site:
         for _ in range(count):
             before = len(self.said(frames.Rounded, frames.Failed))
             facts = polled or self.state()
-            self.thread.seen(facts, build_snapshot(facts, PAST))
+            self.thread.seen(facts, build_snapshot(facts, self.history))
             wait_until(lambda before=before: len(self.said(frames.Rounded, frames.Failed)) > before, seconds=30)
 
     def said(self, *kinds):

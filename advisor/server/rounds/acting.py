@@ -12,13 +12,14 @@ from typing import NamedTuple
 from advisor.cluster import pending
 from advisor.cluster.command import SlurmCommand
 from advisor.cluster.types import SourceError
+from advisor.server.rounds.places import Proposal
 from advisor.store import moves
 
 # What Slurm says to a user who may not change other users' jobs.
 _MAY_NOT = ("invalid user id", "permission denied")
 _OPERATOR = (
     "the daemon's user may not change users' jobs; "
-    "`sacctmgr modify user NAME set adminlevel=operator`, or take `place` out of levers"
+    "`sacctmgr modify user NAME set adminlevel=operator`, or set `levers: []`"
 )
 
 
@@ -28,6 +29,43 @@ class Result(NamedTuple):
     outcome: str
     said: str | None = None
     told: bool = True
+
+
+def carry_out(slurm: SlurmCommand, each: Proposal) -> Result:
+    """Does what was proposed; raises nothing."""
+    if each.lever == "order":
+        return give(slurm, each.job_id, each.after["points"] - each.before["points"])
+    if each.lever == "requeue":
+        return requeue(slurm, each.job_id, each.before["partition"], each.after)
+    return move(slurm, each.job_id, each.before, each.after)
+
+
+def requeue(slurm: SlurmCommand, job_id: int, partition: str, after: Mapping[str, str]) -> Result:
+    """Requeues a running job and sends it elsewhere before it can start again; raises nothing."""
+    try:
+        shown = pending.show(slurm, job_id)
+    except SourceError as error:
+        return Result(moves.REFUSED, f"nothing was changed: {error}", told=False)
+    if shown is None or shown.state != "RUNNING" or shown.partition != partition:
+        return Result(moves.REFUSED, "it does not run there any more")
+    if not shown.requeue or shown.pinned:
+        return Result(moves.REFUSED, shown.pinned or "Slurm may not requeue it (--no-requeue, or JobRequeue=0)")
+    try:
+        pending.requeue(slurm, job_id)
+    except SourceError as error:
+        return Result(moves.REFUSED, str(error))
+    said: str | None = None
+    try:
+        pending.update(slurm, job_id, after)
+    except SourceError as error:
+        said = str(error)
+    try:
+        shown = pending.show(slurm, job_id)
+    except SourceError as error:
+        return Result(moves.SENT, f"it was requeued, and where it goes is not known: {said or error}", told=False)
+    if shown is not None and shown.has(after):
+        return Result(moves.OK, said)
+    return Result(moves.HALF_DONE, f"it was requeued, but not sent elsewhere: {said or 'Slurm did not take it'}")
 
 
 def move(slurm: SlurmCommand, job_id: int, before: Mapping[str, str], after: Mapping[str, str]) -> Result:
@@ -50,13 +88,38 @@ def move(slurm: SlurmCommand, job_id: int, before: Mapping[str, str], after: Map
     return _verified(slurm, job_id, before, after, said)
 
 
-def _not_now(shown: pending.Shown | None, before: Mapping[str, str]) -> str:
+def give(slurm: SlurmCommand, job_id: int, points: int) -> Result:
+    """Gives a pending job so many points of priority (or takes them), on top of what it has; raises nothing."""
+    try:
+        shown = pending.show(slurm, job_id)
+        refusal = _not_pending(shown)
+        if refusal or shown is None:
+            return Result(moves.REFUSED, refusal)
+        wanted = shown.nice - points
+        pending.update(slurm, job_id, {"nice": str(wanted)})
+        shown = pending.show(slurm, job_id)
+    except SourceError as error:
+        said = str(error)
+        if any(words in said.lower() for words in _MAY_NOT):
+            said = f"{_OPERATOR}: {said}"
+        return Result(moves.REFUSED, said, told=False)
+    if shown is None or shown.nice != wanted:
+        return Result(moves.REFUSED, "Slurm said it took the change, and did not")
+    return Result(moves.OK)
+
+
+def _not_pending(shown: pending.Shown | None) -> str:
     if shown is None:
         return "Slurm does not know the job any more, or some of its tasks have begun"
     if shown.state != "PENDING":
         return f"it is {shown.state} by now"
-    if not shown.priority:
-        return "it is held"
+    return "" if shown.priority else "it is held"
+
+
+def _not_now(shown: pending.Shown | None, before: Mapping[str, str]) -> str:
+    refusal = _not_pending(shown)
+    if refusal or shown is None:
+        return refusal
     if shown.pinned:
         return shown.pinned
     if not shown.has(before):

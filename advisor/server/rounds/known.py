@@ -40,6 +40,8 @@ class Known(msgspec.Struct, frozen=True):
     thought_of: str = ""  # where it would have been sent then, in a mode that does not
     # Place and fields before a move of which nobody knows whether Slurm took it; what Slurm shows decides.
     came_from: tuple[str, dict[str, str]] | None = None
+    points: int = 0  # of priority, given to it by the lever order
+    thought_points: int = 0  # the same, as it would have been in a mode that does not
 
 
 def known(row: DecisionRow, past: Sequence[MoveRow]) -> Known:
@@ -73,6 +75,11 @@ def known(row: DecisionRow, past: Sequence[MoveRow]) -> Known:
 
 def after(found: Known, move: MoveRow) -> Known:
     """The same after one more move."""
+    if move.lever == "order":
+        points = int(move.after.get("points", 0))
+        if move.outcome == moves.WOULD:
+            return msgspec.structs.replace(found, thought_points=points)
+        return msgspec.structs.replace(found, points=points) if move.outcome in (moves.OK, moves.SENT) else found
     changes: dict[str, object] = {"touched_at": move.moved_at}
     if move.outcome == moves.WOULD:
         changes["thought_of"] = move.to_place

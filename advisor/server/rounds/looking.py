@@ -10,89 +10,18 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from advisor.cluster.pending import safe
-from advisor.cluster.types import ClusterState, Job
-from advisor.config import Mode, PolicySettings, Processor, Settings
-from advisor.performance.pools import build_pools
-from advisor.performance.queue import Schedule, followers_of, in_line
+from advisor.cluster.types import ClusterState
+from advisor.config import Settings
+from advisor.performance.demand import Need
 from advisor.performance.snapshot import Snapshot
-from advisor.performance.waits import place as put_on
-from advisor.policy.candidates import Choice
 from advisor.policy.guardrails import prefer
-from advisor.policy.interface import Candidate, Policy, Prediction, score
-from advisor.policy.plans import Reading, plan
+from advisor.policy.interface import Policy, Prediction, score
 from advisor.policy.words import duration
-from advisor.protocol import PartitionLimits
-from advisor.server.rounds.known import KEEP, Known, as_shown, fields_of
-
-# From this release on, an update of a pending job may name another GPU type. 22.05 refuses it, or says that it took it
-# and asks for both types from then on (docs/levers.md).
-TYPES_FROM = (24, 11)
-
-
-class Movable(msgspec.Struct, frozen=True):
-    """A pending job that may move, with the places it may go to; the first is where it waits."""
-
-    job: Job
-    known: Known
-    mode: Mode
-    choice: Choice
-    fields: tuple[dict[str, str], ...]  # of each candidate: all that it fixes of the job
-    resting: bool  # it stays for now, whatever the gain
-
-
-class Proposal(msgspec.Struct, frozen=True):
-    """One job that would end sooner elsewhere."""
-
-    job_id: int
-    known: Known
-    mode: Mode
-    to_place: str
-    before: dict[str, str]
-    after: dict[str, str]
-    gain_s: float
-    why: str
-
-
-def movable(
-    job: Job,
-    known: Known,
-    mode: Mode,
-    snapshot: Snapshot,
-    listed: Sequence[PartitionLimits],
-    settings: Settings,
-    processors: Mapping[str, Processor],
-    now: float,
-) -> Movable | str:
-    """The job with where it may go now, or why it stays. Only places that were open to it at its submission count."""
-    known = as_shown(known, job)
-    allowed = {limits.name for limits in known.request.partitions}
-    request = msgspec.structs.replace(known.request, partitions=[limits for limits in listed if limits.name in allowed])
-    planned = plan(request, Reading(known.annotation, None), snapshot, settings, processors)
-    choice = planned.choice
-    if choice is None:
-        return planned.left_alone or "the cluster is not known"
-    sets = {**known.places, **{each.name: each.set for each in choice.candidates}}
-    here = known.fields or fields_of(request, sets.get(known.place, {}), snapshot)
-    if set(job.partitions) != set(here["partition"].split(",")):
-        return "its partition was changed by somebody else"
-    current = next((each for each in choice.candidates if each.name == known.place), None)
-    if current is None:
-        # Its nodes are gone, or it may not go there any more: nothing is expected of it.
-        current = Candidate(known.place, here["partition"], keep=known.place == KEEP)
-    places, fields = [current], [here]
-    for each in choice.candidates:
-        there = fields_of(request, each.set, snapshot)
-        if each.name == known.place or each.name not in known.places or there == here or not safe(there):
-            continue
-        if snapshot.release < TYPES_FROM and _gpus(there) != _gpus(here):
-            continue
-        places.append(each)
-        fields.append(there)
-    if len(places) == 1:
-        return choice.why or "there is no other place for it"
-    resting = now - known.touched_at < settings.rounds.rest_s
-    return Movable(job, known, mode, msgspec.structs.replace(choice, candidates=tuple(places)), tuple(fields), resting)
+from advisor.server.rounds.ordering import exchanges
+from advisor.server.rounds.places import Movable, Proposal
+from advisor.server.rounds.planning import Planned, Planner, Turn
+from advisor.server.rounds.requeueing import Runs, requeues
+from advisor.server.rounds.walk import Walk, expected_s
 
 
 def look(
@@ -102,23 +31,52 @@ def look(
     policy: Policy,
     settings: Settings,
     now: float,
+    planner: Planner | None = None,
+    running: Sequence[Runs] = (),
 ) -> list[Proposal]:
-    """The moves that are worth it, in the order of the queue; at most as many as a round may make."""
-    walk = _Walk(state, snapshot)
-    margin = msgspec.structs.replace(
-        settings.policy, min_gain=settings.rounds.min_gain, min_gain_s=settings.rounds.min_gain_s
-    )
+    """What is worth doing; at most as much as a round may. With a planner several jobs are planned together."""
+    planned: Planned | None = None
+    line: list[Turn] = []
+    order = "order" in settings.levers
+    if planner is not None and len(jobs) > 1 and planner.ready():
+        line = _survey(state, snapshot, jobs, policy, now, settings.rounds.most_jobs)
+        rounds = settings.rounds
+        fresh = Walk(state, snapshot)
+        planned = planner.plan(line, fresh.schedule, now, rounds.objective, order, rounds.longest_wait_s)
+    walk = Walk(state, snapshot)
+    found = _moves(walk, jobs, policy, settings, now, planned, whole=bool(running))
+    moving = {each.job_id for each in found}
+    turns = exchanges(jobs, moving, line, planned, settings) if order else []
+    return found + turns + requeues(walk, running, policy, settings, now)
+
+
+def _moves(
+    walk: Walk,
+    jobs: Mapping[int, Movable],
+    policy: Policy,
+    settings: Settings,
+    now: float,
+    planned: Planned | None,
+    whole: bool,
+) -> list[Proposal]:
+    """Goes through the line: as far as there are jobs that may move, or where `whole` to its end."""
+    place = "place" in settings.levers
     found: list[Proposal] = []
+    moving = 0
+    left = len(jobs)
     for job in walk.line:
+        if not left and not whole:
+            break
         mine = jobs.get(job.job_id)
         if mine is None:
             walk.schedule.queue([job], walk.followers)
             continue
-        predictions = score(policy, mine.choice.shape, mine.choice.candidates, walk.view(mine), now).explained()
-        moves = sum(1 for each in found if each.mode == "enforce")
-        to, proposal = _proposal(mine, predictions, margin)
-        if proposal is not None and moves < settings.rounds.most_moves:
+        left -= 1
+        predictions = score(policy, mine.choice.shape, mine.choice.candidates, walk.view(mine.choice), now).explained()
+        to, proposal = _proposal(mine, predictions, settings, planned)
+        if place and proposal is not None and moving < settings.rounds.most_moves:
             found.append(proposal)
+            moving += mine.mode == "enforce"
             if mine.mode != "enforce":
                 to = 0  # only thought of: for those behind it, it stays
         else:
@@ -127,70 +85,84 @@ def look(
     return found
 
 
-def _proposal(mine: Movable, predictions: list[Prediction], margin: PolicySettings) -> tuple[int, Proposal | None]:
-    to, clause = prefer(predictions, mine.choice.shape, margin)
-    there = mine.choice.candidates[to]
-    if to == 0 or mine.resting or (mine.mode != "enforce" and mine.known.thought_of == there.name):
+def _survey(
+    state: ClusterState, snapshot: Snapshot, jobs: Mapping[int, Movable], policy: Policy, now: float, most: int
+) -> list[Turn]:
+    """The line as it is, with what each job would take wherever it may go."""
+    walk = Walk(state, snapshot)
+    line: list[Turn] = []
+    for job in walk.line[:most]:
+        waited = max(now - max(job.submit_time, job.eligible_time), 0.0)
+        mine = jobs.get(job.job_id)
+        if mine is None:
+            walk.schedule.queue([job], walk.followers)
+            if job.job_id in walk.schedule.placed and job.job_id not in walk.followers:
+                pool, need, run_s = walk.schedule.placed[job.job_id]
+                line.append(Turn(job.job_id, pool, {pool: (need, run_s)}, waited, job.tasks))
+            continue
+        shape, places = mine.choice.shape, mine.choice.candidates
+        predictions = score(policy, shape, places, walk.view(mine.choice), now).predictions
+        options: dict[int, tuple[Need, float]] = {}
+        for each, prediction in zip(places, predictions, strict=True):
+            if prediction.pool is None:
+                continue
+            processor = snapshot.pools[prediction.pool].processor
+            for pool, need in zip(each.pools, each.needs, strict=True):
+                if snapshot.pools[pool].processor == processor and need.nodes <= snapshot.pools[pool].nodes:
+                    options.setdefault(pool, (need, expected_s(mine, prediction)))
+        here = predictions[0].pool
+        if (mine.resting or mine.mode != "enforce") and here is not None:
+            options = {here: options[here]} if here in options else {}
+        if options:
+            line.append(Turn(job.job_id, -1 if here is None else here, options, waited, shape.tasks_at_once))
+        walk.put(mine, 0, predictions[0])
+    return line
+
+
+def _proposal(
+    mine: Movable, predictions: list[Prediction], settings: Settings, planned: Planned | None
+) -> tuple[int, Proposal | None]:
+    """Where to, and the move: by the plan where there is one for this job, else by itself."""
+    rounds, shape, places = settings.rounds, mine.choice.shape, mine.choice.candidates
+    margin = msgspec.structs.replace(settings.policy, min_gain=rounds.min_gain, min_gain_s=rounds.min_gain_s)
+    pool = planned.pool.get(mine.job.job_id) if planned is not None else None
+    if planned is None or pool is None or mine.mode != "enforce":
+        to, clause = prefer(predictions, shape, margin)
+    elif pool in places[0].pools:
         return 0, None
-    here_s, there_s = predictions[0].score, predictions[to].score
-    if not mine.choice.candidates[0].pools:
+    else:
+        there = min(
+            (k for k, each in enumerate(predictions) if each.pool == pool),
+            key=lambda k: predictions[k].score,
+            default=0,
+        )
+        if not there:
+            return 0, None
+        to, clause = prefer([predictions[0], predictions[there]], shape, margin)
+        later = predictions[there].score - predictions[0].score
+        if to == 0 and planned.better and 0 < later <= rounds.max_loss_s and _in_time(predictions[there], mine):
+            to, clause = there, f"others end sooner where it waits; it is expected to end {duration(later)} later"
+    goal = places[to]
+    if to == 0 or mine.resting or (mine.mode != "enforce" and mine.known.thought_of == goal.name):
+        return 0, None
+    if not places[0].pools:
         clause = "where it waits no usable node can hold it"
-    why = f"{clause}; {there.name}: {predictions[to].reason}; {mine.known.place}: {predictions[0].reason}"
+    together = "; planned together with others" if pool is not None else ""
+    why = f"{clause}; {goal.name}: {predictions[to].reason}; {mine.known.place}: {predictions[0].reason}{together}"
     return to, Proposal(
-        mine.job.array_job_id or mine.job.job_id,
-        mine.known,
-        mine.mode,
-        there.name,
-        mine.fields[0],
-        mine.fields[to],
-        here_s - there_s,
-        why,
+        lever="place",
+        job_id=mine.job.array_job_id or mine.job.job_id,
+        known=mine.known,
+        mode=mine.mode,
+        from_place=mine.known.place,
+        to_place=goal.name,
+        before=mine.fields[0],
+        after=mine.fields[to],
+        gain_s=predictions[0].score - predictions[to].score,
+        why=why,
     )
 
 
-class _Walk:
-    """The pools while the queue is put on them, job by job."""
-
-    def __init__(self, state: ClusterState, snapshot: Snapshot) -> None:
-        self._base = snapshot
-        self._now = state.taken_at
-        _, pool_of = build_pools(state, snapshot.pools)
-        self.schedule = Schedule(state, snapshot.pools, snapshot.history)
-        self.schedule.occupy([job for job in state.jobs if job.running], pool_of)
-        waiting = [job for job in state.jobs if job.pending]
-        self.followers = followers_of(waiting, self._now)
-        by_tier = in_line(waiting, self.schedule.tier, snapshot.tiers, self.followers, self._now)
-        self.line = [job for tier in snapshot.tiers for job in by_tier[tier]]
-
-    def view(self, mine: Movable) -> Snapshot:
-        """What this job finds: of the pools it could go to, what those before it leave."""
-        gpus, cpus = dict(self._base.gpu_timelines), dict(self._base.cpu_timelines)
-        tiers = len(self._base.tiers)
-        for index in {index for each in mine.choice.candidates for index in each.pools}:
-            cpus[index] = (self.schedule.cpus[index].freeze(),) * tiers
-            if index in gpus:
-                gpus[index] = (self.schedule.gpus[index].freeze(),) * tiers
-        return msgspec.structs.replace(self._base, gpu_timelines=gpus, cpu_timelines=cpus)
-
-    def put(self, mine: Movable, to: int, prediction: Prediction) -> None:
-        """Puts the job where it is to wait."""
-        there, pool = mine.choice.candidates[to], prediction.pool
-        if pool is None:
-            return
-        shape = mine.choice.shape
-        expected_s = prediction.run_s * prediction.slowdown
-        run_s = min(expected_s, shape.time_limit_s or expected_s) * -(-shape.tasks // shape.tasks_at_once)
-        need = there.needs[there.pools.index(pool)]
-        if need.nodes <= self._base.pools[pool].nodes:
-            put_on(self.schedule.gpus[pool], self.schedule.cpus[pool], need, run_s, self._now, shape.tasks_at_once)
-
-
-def _gpus(fields: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in fields.items() if name != "partition"}
-
-
-def said_in_short(proposal: Proposal) -> str:
-    """For the daemon's log."""
-    place = proposal.known.place
-    start = "as submitted" if place == KEEP else place
-    return f"job {proposal.job_id}: {start} → {proposal.to_place}, {duration(proposal.gain_s)} sooner"
+def _in_time(prediction: Prediction, mine: Movable) -> bool:
+    limit = mine.choice.shape.time_limit_s
+    return limit is None or prediction.run_s * prediction.slowdown <= limit

@@ -26,7 +26,10 @@ from advisor.protocol import PartitionLimits
 from advisor.server import frames, rights
 from advisor.server.rounds import acting
 from advisor.server.rounds.known import Known, after, known, mode_now, stays
-from advisor.server.rounds.looking import Movable, Proposal, look, movable, said_in_short
+from advisor.server.rounds.looking import look
+from advisor.server.rounds.places import Movable, Proposal, movable
+from advisor.server.rounds.planning import Planner
+from advisor.server.rounds.requeueing import Runs, may_restart
 from advisor.store import decisions, moves
 from advisor.store.database import Database, RowError, StoreError
 from advisor.store.moves import MoveRow
@@ -55,6 +58,7 @@ class Rounds:
         self._acted_at = 0.0  # what was polled before that does not show what was done
         self._made_for: Settings | None = None
         self._policy: Policy | None = None
+        self._planner = Planner()
         self._processors: dict[str, Processor] = {}
         self._known: dict[str, Known] = {}
         self._db: Database | None = None
@@ -128,21 +132,23 @@ class Rounds:
             raise NotNow("the last good poll of Slurm is too old")
         self._follow(settings, snapshot)
         db = self._connect(settings)
-        jobs = self._movable(db, settings, state, snapshot, began)
-        counts: Counter[str] = Counter()
+        jobs, running = self._open_jobs(db, settings, state, snapshot, began)
+        counts: dict[str, Counter[str]] = {}
         problem = ""
-        if jobs and self._policy is not None:
+        if (jobs or running) and self._policy is not None:
             slurm = SlurmCommand(settings.slurm.command, settings.slurm.timeout_s)
-            for proposal in look(state, snapshot, jobs, self._policy, settings, began):
-                if proposal.mode == "enforce" and Path(settings.paths.disable).exists():
+            for each in look(state, snapshot, jobs, self._policy, settings, began, self._planner, running):
+                if each.mode == "enforce" and Path(settings.paths.disable).exists():
                     break
-                result = self._carry_out(db, slurm, proposal, state.cluster, began)
-                counts[result.outcome] += 1
+                result = self._carry_out(db, slurm, each, state.cluster, began)
+                counts.setdefault(each.lever, Counter())[result.outcome] += 1
                 if not result.told:
                     problem = result.said or ""
                     break
-        outcomes = {"place": dict(counts)} if counts else {}
+        outcomes = {lever: dict(count) for lever, count in counts.items()}
         self._send(frames.Rounded(began, time.time() - began, len(jobs), outcomes))
+        if not problem and "order" in settings.levers and self._planner.missing:
+            problem = f"no turns are exchanged: {self._planner.missing}"
         if problem:
             raise NotNow(problem)
 
@@ -155,19 +161,23 @@ class Rounds:
         if isinstance(self._policy, Guarded):
             self._policy.observe(snapshot)
 
-    def _movable(
+    def _open_jobs(
         self, db: Database, settings: Settings, state: ClusterState, snapshot: Snapshot, now: float
-    ) -> dict[int, Movable]:
-        waiting = [(job, token) for job in state.jobs if job.pending and (token := token_in(job.admin_comment))]
+    ) -> tuple[dict[int, Movable], list[Runs]]:
+        """The jobs with which something may be done: those that wait, and those that run and may be requeued."""
+        ours = [(job, token) for job in state.jobs if (token := token_in(job.admin_comment))]
+        waiting = [each for each in ours if each[0].pending]
         waiting.sort(key=lambda each: (-each[0].priority, each[0].submit_time))
         del waiting[settings.rounds.most_jobs :]
-        self._remember(db, {token for _, token in waiting})
+        running = [each for each in ours if each[0].running] if "requeue" in settings.levers else []
+        self._remember(db, {token for _, token in (*waiting, *running)})
         begun = _begun(state.jobs)
         listed: dict[int, list[PartitionLimits]] = {}
         found: dict[int, Movable] = {}
-        for job, token in waiting:
+        restartable: list[Runs] = []
+        for job, token in (*waiting, *running):
             mine = self._known.get(token)
-            if mine is None or stays(mine, job, begun):
+            if mine is None or (job.pending and stays(mine, job, begun)):
                 continue
             uid = mine.request.uid
             if uid not in listed:
@@ -175,10 +185,14 @@ class Rounds:
             mode = mode_now(mine, settings, listed[uid])
             if mode == "off":
                 continue
+            if job.running:
+                runs = may_restart(job, mine, mode, snapshot, listed[uid], settings, self._processors, now)
+                restartable += [runs] if runs is not None else []
+                continue
             may = movable(job, mine, mode, snapshot, listed[uid], settings, self._processors, now)
             if isinstance(may, Movable):
                 found[job.job_id] = may
-        return found
+        return found, restartable
 
     def _remember(self, db: Database, tokens: set[str]) -> None:
         """Reads of the log what is not known of these jobs; what is not there yet is looked for again."""
@@ -192,34 +206,34 @@ class Rounds:
                 log.warning("decision %s cannot be read, its job is not moved: %s", row.token, error)
 
     def _carry_out(
-        self, db: Database, slurm: SlurmCommand, proposal: Proposal, cluster: str, began: float
+        self, db: Database, slurm: SlurmCommand, each: Proposal, cluster: str, began: float
     ) -> acting.Result:
-        only_thought_of = proposal.mode != "enforce"
         row = MoveRow(
             round=began,
             moved_at=time.time(),
             cluster=cluster,
-            job_id=proposal.job_id,
-            token=proposal.known.token,
-            lever="place",
-            mode=proposal.mode,
-            from_place=proposal.known.place,
-            to_place=proposal.to_place,
-            before=proposal.before,
-            after=proposal.after,
-            gain_s=proposal.gain_s,
-            why=proposal.why,
-            outcome=moves.WOULD if only_thought_of else moves.SENT,
+            job_id=each.job_id,
+            token=each.known.token,
+            lever=each.lever,
+            mode=each.mode,
+            from_place=each.from_place,
+            to_place=each.to_place,
+            before=each.before,
+            after=each.after,
+            gain_s=each.gain_s,
+            why=each.why,
+            outcome=moves.SENT if each.mode == "enforce" else moves.WOULD,
         )
         number = moves.add(db, row)
         result = acting.Result(moves.WOULD)
-        if not only_thought_of:
-            result = acting.move(slurm, proposal.job_id, proposal.before, proposal.after)
+        if each.mode == "enforce":
+            result = acting.carry_out(slurm, each)
             self._acted_at = time.time()
             moves.settle(db, number, result.outcome, result.said)
-            log.info("%s: %s%s", said_in_short(proposal), result.outcome, f" ({result.said})" if result.said else "")
+            said = f" ({result.said})" if result.said else ""
+            log.info("job %d: %s → %s: %s%s", each.job_id, each.from_place, each.to_place, result.outcome, said)
         row = msgspec.structs.replace(row, outcome=result.outcome)
-        self._known[row.token] = after(proposal.known, row)
+        self._known[row.token] = after(self._known.get(row.token, each.known), row)
         return result
 
     def _connect(self, settings: Settings) -> Database:
