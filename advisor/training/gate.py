@@ -81,10 +81,14 @@ def by_log_alone(gate: Gate, evidence: Evidence) -> bool:
 def _by_log(
     gate: Gate, evidence: Evidence | None, predictions: Predictions | None, no_evidence: str, reasons: list[str]
 ) -> str:
-    if evidence is not None and evidence.decisions and not evidence.differ:
+    if evidence is None:
+        # Whatever its predictions are worth: what chance had a part in is not known, nor what the log left out.
+        reasons.append(f"log: refused: {no_evidence}")
+        return "refused"
+    if evidence.decisions and not evidence.differ:
         reasons.append(f"log: it decides like the one in force on all {evidence.decisions} logged jobs")
         return "passed"
-    if evidence is not None and evidence.enough and evidence.effect is not None:
+    if evidence.enough and evidence.effect is not None:
         gain = evidence.effect.dr.gain
         said = f"log: turnaround {-gain.value:+.1%} (95 %: {-gain.high:+.1%} to {-gain.low:+.1%}), {evidence.why}"
         if gain.low >= -gate.tolerance:
@@ -93,7 +97,7 @@ def _by_log(
         reasons.append(f"{said}; at worst it is longer by more than the tolerance of {gate.tolerance:.1%}")
         # An interval that lies wholly beyond the tolerance shows harm; one that reaches into it shows nothing yet.
         return "refused" if gain.high < -gate.tolerance else "not enough evidence"
-    reasons.append(f"log: not enough evidence: {evidence.why if evidence is not None else no_evidence}")
+    reasons.append(f"log: not enough evidence: {evidence.why}")
     return _by_predictions(gate, predictions, reasons)
 
 

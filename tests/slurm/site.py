@@ -66,9 +66,10 @@ class Cluster:
         self.container = f"slurm-advisor-{self.name}"
         self.apps = itertools.count(1)
         # Jobs can run this Python and this checkout, where it is not the system's own.
-        self.mounted = sys.base_prefix not in ("/", "/usr")
+        self.mounted = sys.base_prefix not in ("/", "/usr", "/usr/local")
         places = {Path(place).resolve() for place in (sys.prefix, sys.base_prefix, ROOT)} if self.mounted else set()
-        self._mounts = [word for place in sorted(places) for word in ("--mount", str(place))]
+        outer = sorted(place for place in places if not places & set(place.parents))
+        self._mounts = [word for place in outer for word in ("--mount", str(place))]
 
     def script(self, *words: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run([ROOT / "scripts/cluster", *words], capture_output=True, text=True, check=False)

@@ -45,7 +45,7 @@ QUICK, SLOW = Latency(400, 0.1, 0.5), Latency(400, 2.0, 12.0)
         (NOTHING, WORSE, AGREES, QUICK, "refused", "had not seen"),
         (NOTHING, UNSURE, AGREES, QUICK, "not enough evidence", "had not seen"),
         (NOTHING, None, AGREES, QUICK, "not enough evidence", "no ended job"),
-        (None, BETTER, AGREES, QUICK, "passed", "no probabilities"),
+        (None, BETTER, AGREES, QUICK, "refused", "no probabilities"),
     ],
 )
 def test_it_passes_when_all_agree_and_says_why(told, predictions, simulated, latency, verdict, reason) -> None:

@@ -101,6 +101,16 @@ def test_what_the_gate_does_not_pass_stays_beside_with_its_reasons(simulated: Pa
     assert any("latency" in line for line in versions.load(found.version).card["gate"]["reasons"])
 
 
+def test_a_log_without_probabilities_promotes_nothing_and_says_why(simulated: Path, tmp_path: Path) -> None:
+    settings = copy_of(simulated, tmp_path)
+    with Database(settings.paths.database) as db, db.transaction() as connection:
+        connection.execute("UPDATE decisions SET probabilities = '[]', probability = NULL")
+    found = retrain(settings, now=NOW)
+    assert not found.promoted and found.judgement.verdict == "refused"
+    reasons = Versions.of(settings).load(found.version).card["gate"]["reasons"]
+    assert any("no decision in this log has probabilities" in line and "holdout" in line for line in reasons)
+
+
 def test_the_learned_policy_is_tuned_on_the_site_and_its_weights_are_in_the_version(
     simulated: Path, tmp_path: Path
 ) -> None:
