@@ -108,12 +108,8 @@ class Corrector:
         unit = np.maximum(np.where(known, mean[:, columns], sums / counts), 1e-9)
         first = np.ones_like(unit)
         variance = np.where(known, np.maximum(sd[:, columns] / unit, 1e-4), _UNKNOWN) ** 2
-        common = np.zeros_like(variance)
-        if len(mean) >= _FEW:
-            excess = self._excess(first, variance, unit, seconds)
-            # What members of a law err together, each by the same share, no law can see, and none takes away.
-            common = variance * np.maximum(1.0 - excess, 0.0)
-            variance = variance * excess
+        excess = self._excess(first, variance, unit, seconds) if len(mean) >= _FEW else np.ones(len(columns))
+        variance = variance * np.maximum(excess, 1.0)
         state, left, loosened = first, variance, np.ones((len(mean), len(self.laws)))
         for turn in range(_TURNS):
             gap, slopes, size = self._look(state, unit, seconds)
@@ -126,10 +122,12 @@ class Corrector:
             if turn + 1 < _TURNS:
                 off = np.einsum("nle,ne->nl", slopes, state - first) - residual
                 loosened = (_FREEDOM + off**2 / np.maximum(size, 1e-12) ** 2) / (_FREEDOM + 1)
+        # What members of a law err together, each by the same share, no law can see, and none takes away.
+        left = variance - (variance - left) * np.minimum(excess, 1.0)
         corrected, spread = mean.copy(), sd.copy()
         some = known.any(axis=0)
         corrected[:, columns] = np.where(some, np.maximum(state, 0.0) * unit, mean[:, columns])
-        spread[:, columns] = np.where(some, np.sqrt(np.maximum(left + common, 1e-12)) * unit, sd[:, columns])
+        spread[:, columns] = np.where(some, np.sqrt(np.maximum(left, 1e-12)) * unit, sd[:, columns])
         return corrected, spread
 
     def _excess(self, first: Floats, variance: Floats, unit: Floats, seconds: float) -> Floats:
