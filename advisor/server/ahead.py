@@ -32,6 +32,9 @@ from advisor.policy.decision import Verdict
 # As many as the hook keeps; a request that did not come again for so long is prepared for no more.
 MAX_KINDS, KEEP_S = 8, 60.0
 GOOD_S = 2.0
+# So long may be spent on preparing after a decision. Whoever asks meanwhile waits for the one answer that is just being
+# worked out, and where a policy takes long, only the latest kinds are prepared for.
+ROUND_US = 5000.0
 # How often notes are looked for: soon after something has come, then more seldom. Then not at all, this long after the
 # last answer was good.
 FIRST_LOOK_S, SLOWER, LAST_LOOK_S, OVER_S = 0.002, 1.2, 0.05, 0.5
@@ -96,6 +99,7 @@ class Ahead:
         self._audiences: dict[Hearer, _Audience] = {}
         self._notes: list[Hearer] = []
         self._due: deque[tuple[Hearer, int]] = deque()
+        self._spent_us = 0.0
         self._number = random.getrandbits(48)  # what another daemon has prepared is never taken for one of ours
         self._turn: asyncio.Handle | None = None
         self._looking: asyncio.TimerHandle | None = None
@@ -144,6 +148,7 @@ class Ahead:
     def prepare(self) -> None:
         """Works out answers from now on, one in a turn of the loop, as long as nothing else is to be done."""
         self._due.clear()
+        self._spent_us = 0.0
         now = time.monotonic()
         for hearer, audience in self._audiences.items():
             if audience.gone or now - audience.heard_at > GOOD_S:
@@ -168,7 +173,8 @@ class Ahead:
                 self._due.clear()
                 return
             self._hand_over(hearer, audience, prepared)
-        if self._due:
+            self._spent_us += prepared.took_us
+        if self._due and self._spent_us < ROUND_US:
             self._turn = asyncio.get_running_loop().call_soon(self._next)
 
     def _hand_over(self, hearer: Hearer, audience: _Audience, prepared: Prepared) -> None:

@@ -294,6 +294,17 @@ def test_memory_is_bounded_by_the_last_few_kinds_and_peers_that_are_gone_are_for
     assert audiences == 0
 
 
+def test_with_a_slow_policy_only_the_latest_kinds_are_prepared_for(monkeypatch):
+    async def story(site, hook):
+        for n in range(6):
+            hook.ask(kind=1 + n, name=f"job{n}")
+        monkeypatch.setattr(module, "ROUND_US", 0.0)
+        await turns()
+        return [told["prepared"] for told in hook.heard]
+
+    assert play(story) == [6]
+
+
 def test_an_idle_daemon_prepares_nothing_and_looks_for_nothing(clock):
     async def story(site, hook):
         hook.ask()
