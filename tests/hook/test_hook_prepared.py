@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 from hook_ends import PARTITIONS, REWRITE, UNCHANGED, Daemon, Slurmctld, line
 
+from tests.server.daemons import Daemon as RealDaemon
+from tests.server.daemons import wait_until
+
 ASKED = {"v": 1, "token": "asked", "action": "rewrite", "set": {"partition": "a100"}}
 AS_ASKED = {**UNCHANGED, "partition": "a100", "admin_comment": "advisor=asked"}
 AS_PREPARED = {
@@ -279,7 +282,7 @@ def test_where_notes_are_not_taken_any_more_the_daemon_is_asked(preparing: Prepa
 def test_with_a_hung_daemon_one_answer_is_used_and_fifty_submissions_cost_three_time_outs(
     preparing: Preparing, start_slurmctld: Callable[..., Slurmctld]
 ) -> None:
-    slurmctld = start_slurmctld(timeout_ms=1000, breaker_seconds=3600)
+    slurmctld = start_slurmctld(timeout_ms=500, breaker_seconds=3600)
     assert slurmctld.submit().fields == AS_ASKED
     preparing.say(prepared())
     preparing.daemon.behaviour = lambda peer, request: None
@@ -346,3 +349,27 @@ def test_lines_that_nobody_reads_do_not_pile_up(preparing: Preparing, asked_once
         preparing.say(b"".join(prepared(kind=2 + n % 6, message="x" * 400) for n in range(60)) + line(REWRITE))
     assert asked_once.submit().fields == AS_ASKED
     assert preparing.used == [] and len(preparing.daemon.connections) == 2
+
+
+def test_the_real_daemon_prepares_what_the_real_hook_uses_and_its_log_has_every_token(
+    start_slurmctld: Callable[..., Slurmctld], tmp_path: Path
+) -> None:
+    daemon = RealDaemon(tmp_path, slurm={"poll_s": 30})
+    job = {**UNCHANGED, "partition": "old,new", "time_limit": 60, "min_cpus": 1, "min_nodes": 1}
+    partitions = {name: {"flag_default": 0, "state_up": 3, "max_time": 2880} for name in ("old", "new", "cpu")}
+    tokens = []
+    try:
+        daemon.start()
+        slurmctld = start_slurmctld(socket=str(daemon.socket))
+        for count in range(12):
+            outcome = slurmctld.submit(job, partitions=partitions)
+            assert outcome.accepted and outcome.logged == []
+            tokens.append(outcome.fields["admin_comment"].removeprefix("advisor="))
+            wait_until(lambda count=count: daemon.status().decisions.submissions == count + 1)
+            time.sleep(0.02)  # it prepares the next one
+        assert daemon.status().decisions.prepared >= 6
+        assert daemon.stop() == 0
+    finally:
+        daemon.close()
+    assert sorted(tokens) == sorted(row[0] for row in daemon.query("select token from decisions"))
+    assert len(set(tokens)) == 12
