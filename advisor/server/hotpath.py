@@ -149,14 +149,20 @@ class HotPath:
             return _NOTHING
         self._counters.prepared += 1
         hearer, prepared = used
-        self._afterwards_of_prepared(prepared)
-        self._ahead.outdated(but=hearer)
-        return _NOTHING
+
+        def finish() -> None:
+            self._afterwards_of_prepared(prepared)
+            self._ahead.outdated(but=hearer)
+
+        # Not at once: slurmctld may still be at that submission, and may need the core.
+        self._unfinished = finish
+        return Answer(b"", self.settle)
 
     def settle(self) -> None:
         """Completes what was decided: the next decision, and the next snapshot, must find it on the ledger."""
         self._finish()
         self._ahead.read_notes()
+        self._finish()
 
     def _finish(self) -> None:
         finish, self._unfinished = self._unfinished, None

@@ -58,6 +58,8 @@ class FakeHook:
         self.notes += 1
         answer = self.hot.answer(b'{"v":1,"op":"used","number":%d}' % told["number"], 0.0, self)
         assert answer.line == b""  # nobody waits for one
+        if answer.after is not None:
+            answer.after()
 
 
 class Site:
