@@ -14,7 +14,7 @@ from advisor.cluster.types import Job
 from advisor.config import Experiment, Modes, Paths, Rounds, Settings, Slurm
 from advisor.performance.queue import build_snapshot
 from advisor.server import frames
-from advisor.server.rounds import acting
+from advisor.server.rounds import acting, thread
 from advisor.server.rounds.thread import Rounds as Thread
 from advisor.store import decisions, moves
 from advisor.store.database import Database
@@ -360,3 +360,21 @@ def test_a_request_that_a_shell_would_read_is_never_written(site):
     site.free("p1", "p2")
     site.rounds()
     assert not any("update" in words for words in site.asked())
+
+
+def test_a_queue_that_has_not_changed_is_not_planned_again(site, monkeypatch):
+    looks = []
+    real = thread.look
+
+    def counted(*words):
+        if site.settings in words:
+            looks.append(words)
+        return real(*words)
+
+    monkeypatch.setattr(thread, "look", counted)
+    site.submit(7)
+    site.rounds(3)
+    assert len(looks) == 1 and len(site.said(frames.Rounded)) >= 3
+    site.free("p1")
+    site.rounds()
+    assert len(looks) > 1 and site.moves(7)

@@ -133,22 +133,6 @@ def test_a_move_names_another_gpu_type_where_the_release_takes_that(busy: Site) 
         assert move["outcome"] == "ok", form
 
 
-def test_the_disable_file_stops_the_rounds(busy: Site) -> None:
-    site = busy
-    look_again(site)
-    sent = site.cluster.sbatch("-p", "v100", "--gres=gpu:1", "-t", "5", script=FLEXIBLE)
-    site.decision(sent.job_id)
-    disable = site.cluster.etc_folder / "disable"
-    disable.touch()
-    wait_for("word of it", lambda: "disable" in site.status()["collector"]["errors"].get("rounds", ""))
-    free(site, "p100")
-    now = site.status()["snapshot"]["taken_at"]
-    wait_for("three polls", lambda: site.status()["snapshot"]["taken_at"] > now + 3)
-    assert site.cluster.job(sent.job_id)["Partition"] == "v100" and not moves(site, sent.job_id)
-    disable.unlink()
-    assert site.cluster.wait_job(sent.job_id, ["RUNNING", "COMPLETED"])["NodeList"][0] == "p"
-
-
 def test_the_lever_order_lets_the_short_job_go_first(busy: Site) -> None:
     pytest.importorskip("numba")
     site = busy

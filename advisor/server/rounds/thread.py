@@ -38,6 +38,9 @@ from advisor.training.serving import policy_in_force
 
 log = logging.getLogger(__name__)
 
+# A queue that has not changed is not looked at again before this: expected ends shift a little all the time.
+_LOOK_ANYWAY_S = 300.0
+
 Send = Callable[[frames.FromCollector], None]
 
 
@@ -63,6 +66,7 @@ class Rounds:
         self._known: dict[str, Known] = {}
         self._db: Database | None = None
         self._problem: str | None = None
+        self._quiet: tuple[int, float] | None = None  # a queue in which nothing was to be done, and when that was seen
         self._thread = threading.Thread(target=self._run, name="rounds", daemon=True)
         self._thread.start()
 
@@ -135,7 +139,10 @@ class Rounds:
         jobs, running = self._open_jobs(db, settings, state, snapshot, began)
         counts: dict[str, Counter[str]] = {}
         problem = ""
-        if (jobs or running) and self._policy is not None:
+        picture = _picture(state, settings)
+        if self._quiet is not None and (self._quiet[0] != picture or began - self._quiet[1] > _LOOK_ANYWAY_S):
+            self._quiet = None
+        if (jobs or running) and self._policy is not None and self._quiet is None:
             slurm = SlurmCommand(settings.slurm.command, settings.slurm.timeout_s)
             for each in look(state, snapshot, jobs, self._policy, settings, began, self._planner, running):
                 if each.mode == "enforce" and Path(settings.paths.disable).exists():
@@ -145,6 +152,9 @@ class Rounds:
                 if not result.told:
                     problem = result.said or ""
                     break
+            settled = len(jobs) < 2 or self._planner.ready() or bool(self._planner.missing)
+            if not counts and settled and not any(job.resting for job in jobs.values()):
+                self._quiet = (picture, began)
         outcomes = {lever: dict(count) for lever, count in counts.items()}
         self._send(frames.Rounded(began, time.time() - began, len(jobs), outcomes))
         if not problem and "order" in settings.levers and self._planner.missing:
@@ -253,3 +263,9 @@ class Rounds:
 def _begun(jobs: Iterable[Job]) -> frozenset[int]:
     """Arrays of which a task runs."""
     return frozenset(job.array_job_id for job in jobs if job.running and job.array_job_id is not None)
+
+
+def _picture(state: ClusterState, settings: Settings) -> int:
+    """What a look goes by, as far as it does not change by itself: who runs and waits where, and on which nodes."""
+    jobs = tuple((job.job_id, job.states[:1], job.partitions, job.nodes, job.priority > 0) for job in state.jobs)
+    return hash((id(settings), jobs, tuple(node.name for node in state.nodes if node.usable)))
