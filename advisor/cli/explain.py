@@ -114,13 +114,14 @@ def _decision(row: DecisionRow) -> None:
         console.print(f"decided by {row.policy} {row.policy_version} in {row.latency_us:.0f} µs{age}", style="dim")
 
 
+_DONE = {"place": "moved", "order": "turn exchanged", "requeue": "requeued"}
 _BECAME = {
-    "ok": "moved",
-    "refused": "not moved",
-    "undone": "not moved, taken back",
-    "half done": "half moved",
-    "would": "would have been moved",
-    "sent": "asked to be moved",
+    "ok": "{}",
+    "refused": "not {}",
+    "undone": "not {}, taken back",
+    "half done": "half {}",
+    "would": "would have been {}",
+    "sent": "to be {}, its end was not seen",
 }
 
 
@@ -130,9 +131,9 @@ def _moves(rows: list[MoveRow]) -> None:
     console = Console(highlight=False)
     for row in rows:
         when = time.strftime("%H:%M:%S", time.localtime(row.moved_at))
-        place = "as submitted" if row.from_place == "keep" else row.from_place
-        to = "as submitted" if row.to_place == "keep" else row.to_place
-        console.print(f"{when} [bold]{_BECAME.get(row.outcome, row.outcome)}[/bold]: {place} → {to}. {row.why}")
+        places = ("as submitted" if place == "keep" else place for place in (row.from_place, row.to_place))
+        became = _BECAME.get(row.outcome, row.outcome + " {}").format(_DONE.get(row.lever, row.lever))
+        console.print(f"{when} [bold]{became}[/bold]: {' → '.join(places)}. {row.why}")
         if row.said:
             console.print(f"         {row.said}", style="dim")
 

@@ -4,7 +4,9 @@ import time
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from advisor.cli import cli
 from advisor.config import PolicySettings, Rounds
 from advisor.performance.queue import build_snapshot
 from advisor.policy.registry import make_policy
@@ -116,6 +118,10 @@ def test_turns_are_exchanged_by_nice_and_given_back_to_who_waited_too_long(tmp_p
     site.rounds()
     assert (site.job(10)["Nice"], site.job(11)["Nice"]) == ("1", "-10")
     assert [(move.lever, move.outcome) for move in site.moves(10, 11)] == [("order", "ok")] * 2
+    config = tmp_path / "advisor.yaml"
+    config.write_text(f"paths: {{database: {tmp_path / 'advisor.db'}}}")
+    said = CliRunner().invoke(cli, ["--config", str(config), "explain", "11"])
+    assert "turn exchanged: +0 points → +10 points" in said.output
     # A poll shows the new priorities: nothing is left to be done.
     first, second = site.pending
     site.pending = [msgspec.structs.replace(first, priority=989), msgspec.structs.replace(second, priority=999)]
