@@ -145,6 +145,8 @@ class Daemon:
                 self._notifier.alive()
                 beaten = now
             drained_at = time.time()
+            # A job may carry the token of an answer whose use was noted, and nobody has read the note yet.
+            self._hot.settle()
             if self._log.drained():
                 self._keeper.drained(drained_at)
             stamp = Versions.of(self._settings).stamp()
