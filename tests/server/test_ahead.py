@@ -458,4 +458,4 @@ def test_answers_say_until_when_they_are_good(make_daemon):
     with RealHook(daemon.socket) as hook:
         hook.ask(submission(kind=1))
         told = prepared_next(hook, 1)
-    assert time.time() - 20 < told["until"] <= time.time() + module.GOOD_S
+    assert time.time() - 20 < told["until"] < time.time() + module.GOOD_S + 0.01  # it is rounded
