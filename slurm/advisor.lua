@@ -483,17 +483,21 @@ local function receive_line(conn, deadline)
     size = size + #piece
     received[#received + 1] = piece
     if find(piece, "\n", 1, true) then
-      local reply, rest = nil, concat(received)
-      for line in gmatch(rest, "([^\n]*)\n") do
+      local text, at = concat(received), 1
+      local newline = find(text, "\n", 1, true)
+      local reply
+      while newline do
+        local line = sub(text, at, newline - 1)
         if not put_aside(line) then
           if reply then return nil, "more than one line in reply" end
           reply = line
         end
+        at = newline + 1
+        newline = find(text, "\n", at, true)
       end
-      rest = match(rest, "[^\n]*$")
-      if reply and rest ~= "" then return nil, "more than one line in reply" end
+      if reply and at <= #text then return nil, "more than one line in reply" end
       if reply then return reply end
-      received = { rest } -- so far only what was prepared before the request came
+      received = { sub(text, at) } -- so far only what was prepared before the request came
     end
     if size >= MAX_REPLY then return nil, "reply of more than " .. MAX_REPLY .. " bytes" end
   end

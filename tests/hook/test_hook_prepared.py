@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -122,6 +123,19 @@ def test_what_was_prepared_before_the_request_came_is_not_its_reply(
     preparing.reply = prepared(kind=2) + line(ASKED)
     assert asked_once.submit().fields == AS_ASKED
     assert len(preparing.daemon.connections) == 1
+
+
+def test_a_long_reply_costs_no_more_than_its_length(preparing: Preparing, slurmctld: Slurmctld) -> None:
+    """Looking for its end must not take time that grows with the square of its length."""
+    preparing.reply = line({**ASKED, "message": "x" * 60000})
+    for _ in range(20):
+        assert slurmctld.submit().fields == AS_ASKED
+    assert len(preparing.daemon.connections) == 1
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    slurmctld.end()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - children
+    # CPU time of Lua: 20 replies take milliseconds, or minutes.
+    assert used < 10
 
 
 def test_an_answer_that_changes_nothing_only_marks_the_job(preparing: Preparing, asked_once: Slurmctld) -> None:
