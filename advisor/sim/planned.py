@@ -24,6 +24,9 @@ from advisor.sim.state import ENDED, LISTED, NEXT_SUBMIT, NOW, PASSES, Floats
 from advisor.sim.traces.gavel import Throughputs
 from advisor.sim.workload import Workload
 
+# Asked with the job that is submitted and the time; the first of its answers is the place.
+Choice = Callable[[int, float], Sequence[int]]
+
 LEVERS = ("place", "order", "share", "requeue")
 
 __all__ = ["LEVERS", "OBJECTIVES", "Ended", "Outage", "Planning", "run_planned"]
@@ -62,14 +65,20 @@ def run_planned(
     planning: Planning | None = None,
     outages: Sequence[Outage] = (),
     on_end: Callable[[Ended], None] | None = None,
+    at_submission: Callable[[Engine], Choice] | None = None,
 ) -> Schedule:
-    """Runs to the end; see docs/simulator.md for what each lever does and what is assumed of the site."""
+    """Runs to the end; see docs/simulator.md for what each lever does and what is assumed of the site.
+
+    `at_submission`: a policy that says where each job waits until the next round; default: the plan itself.
+    """
     _check(levers, objective, outages, cluster)
     truth = contention or (PairTable(throughputs) if throughputs is not None else None)
     if "share" in levers and truth is None:
         raise ValueError("the lever share needs to know how jobs slow each other: give throughputs or contention")
     engine = Engine(cluster, workload, scheduler)
     run = _Run(engine, truth, levers, objective, expected, believed or truth, planning or Planning(), outages, seed)
+    if at_submission is not None:
+        run.choose = at_submission(engine)
     return run.to_end(on_end)
 
 
@@ -108,6 +117,7 @@ class _Run:
         self.planner = (
             Planner(self.floor, levers, objective, self.expected, believed, planning, seed) if levers else None
         )
+        self.choose: Choice | None = None
         # (time, 0: comes back before 1: goes down, node, outage)
         self.events = sorted(
             [(o.start, 1, i) for i, o in enumerate(outages)] + [(o.end, 0, i) for i, o in enumerate(outages)]
@@ -144,6 +154,10 @@ class _Run:
             elif outage == time:
                 self._outage(now)
             else:
+                if self.choose is not None and self.planner is not None:
+                    place = self.choose(arriving, now)[0]
+                    jobs.options[arriving] = -1
+                    jobs.options[arriving, 0] = self.planner.place[arriving] = place
                 core.submit(jobs, state, arriving)
             self.dirty_since = min(self.dirty_since, now)
             self.changed = True

@@ -6,10 +6,13 @@ its answer is one place, as the daemon's would be.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from advisor.sim.engine import Engine, Schedule
 from advisor.sim.heuristics import run_heuristic
+from advisor.sim.planned import run_planned
 from advisor.sim.state import HEAD, RUNNING, TAIL
 from advisor.training.environment import Environment, Result, result_of
 from advisor.training.tasks import Task
@@ -54,6 +57,19 @@ def run_policy(env: Environment, learned: bool = True) -> Schedule:
     """The environment's task in the real simulator under the learned policy, or under the arithmetic."""
     engine = engine_of(env.task)
     return engine.run_deciding(EngineChoice(engine, env, learned))
+
+
+def run_with_rounds(env: Environment, learned: bool = True, levers: Sequence[str] = ("place",)) -> Schedule:
+    """The same with the advisor's rounds, as in the daemon: the policy places at submission, then plans of all that
+    waits (`advisor.policy.replan`) move jobs every 30 s."""
+    task = env.task
+    return run_planned(
+        task.workload,
+        task.cluster,
+        levers,
+        expected=task.expected,
+        at_submission=lambda engine: EngineChoice(engine, env, learned),
+    )
 
 
 def engine_of(task: Task) -> Engine:

@@ -13,7 +13,6 @@ _SOURCES = (
     "training/compiled_forward.py",
     "training/observed.py",
     "training/rollout.py",
-    "training/rounds.py",
     "training/world.py",
 )
 _compiler = Compiler("training", (_ADVISOR / source for source in _SOURCES))

@@ -6,7 +6,7 @@ import pytest
 from advisor.policy.exploration import epsilon_greedy, explore
 from advisor.training.exploration_study import WINDOW, Site, ratio, run
 
-SMALL = Site(apps=4, known=8)
+SMALL = Site(apps=(4, 4), known=8)
 
 
 def test_the_same_seed_gives_the_same_regrets_and_another_seed_others():

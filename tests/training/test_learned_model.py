@@ -11,7 +11,7 @@ from advisor.resources import folder
 from advisor.sim.cluster import from_counts
 from advisor.sim.workload import SimJob, Workload
 from advisor.training.environment import Environment
-from advisor.training.evaluation import figures, run_policy
+from advisor.training.evaluation import figures, run_policy, run_with_rounds
 from advisor.training.known_tasks import task_of
 from advisor.training.recipe import Recipe, read_recipe
 from advisor.training.tasks import Mixture, draw_task
@@ -69,3 +69,14 @@ def test_a_trace_becomes_a_task_with_its_dependencies():
     task = task_of(from_counts({"v100": (1, 1), "k80": (1, 1)}), Workload("chain", jobs))
     assert task.after.tolist() == [50.0, 30.0, 0.0]
     assert task.figures[0, 0] > task.figures[1, 0]
+
+
+def test_with_rounds_it_places_at_submission_and_what_waits_may_be_moved():
+    busy = Mixture(held_out=True, jobs=120, types=(3, 4), nodes=(2, 3), load=(1.0, 1.05), oracle=1.0, contended=0.0)
+    task = draw_task(706, msgspec.structs.replace(busy, workflows=0.0))
+    env = Environment(task, read_model(SHIPPED)[0])
+    once, again = run_policy(env), run_with_rounds(env)
+    assert np.isfinite(again.end).all()
+    # Nobody waits before the first job that does: up to there nothing differs.
+    first = int(np.flatnonzero(once.start > [job.submit + 1.0 for job in task.workload.jobs])[0])
+    assert (once.place[:first] == again.place[:first]).all() and (once.place != again.place).any()
