@@ -3,16 +3,18 @@
 import itertools
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advisor.policy.gavel.matching import match
-from advisor.sim.bound import OBJECTIVES, lower_bound
+from advisor.sim.bound import OBJECTIVES, Work, lower_bound
 from advisor.sim.cluster import parse_cluster
 from advisor.sim.engine import Engine
 from advisor.sim.oracle import OracleError, find_best, measured
+from advisor.sim.patterns import closer_makespan
 from advisor.sim.simulate import simulate
 from advisor.sim.workload import SimJob, Workload
 
@@ -92,6 +94,23 @@ def test_nothing_is_below_the_bound_and_the_oracle_is_no_worse_than_any_rule(wor
         value = measured(engine, outcome.schedule, objective)
         assert found.bound_s <= value * (1 + 1e-6)
         assert found.value_s <= value * (1.02 if objective != "avg_jct" else 1.0) + 1e-6
+
+
+@settings(max_examples=12, deadline=None)
+@given(workloads(most=4))
+def test_the_closer_bound_is_never_above_the_best_schedule_and_never_below_the_plain_one(work):
+    together = Workload("w", tuple(msgspec.structs.replace(job, submit=0.0) for job in work.jobs))
+    engine = Engine(SMALL, together)
+    best = exhaustive(engine, "makespan")
+    bound = closer_makespan(Work(engine), best)
+    assert lower_bound(engine, "makespan") - 1e-6 <= bound <= best * (1 + 1e-6)
+
+
+def test_three_jobs_on_two_like_gpus_take_two_turns_whatever_the_area_says():
+    cluster = parse_cluster("k80=2")
+    engine = Engine(cluster, workload([(0.0, math.inf, 100.0, 1)] * 3))
+    assert lower_bound(engine, "makespan") == pytest.approx(150.0, rel=0.01)
+    assert closer_makespan(Work(engine), 200.0) == pytest.approx(200.0, rel=0.01)
 
 
 def test_the_oracle_knows_what_is_still_to_come():

@@ -1,5 +1,6 @@
 """The rule behind the levers, on arrays: what a plan may never say, and how close to the best it comes."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -102,6 +103,42 @@ def test_sharing_pairs_those_that_get_on_with_each_other():
     assert plan.start.tolist() == [0.0] * 4
     assert sorted(plan.gpu[:2].tolist()) == [0, 1]
     assert sorted(plan.gpu[2:].tolist()) == [0, 1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 14))
+def test_a_plan_that_may_share_ends_no_later_than_the_one_that_may_not_and_being_made_again_makes_it_no_longer(seed, n):
+    draw = np.random.default_rng(seed)
+    pools = [0, 0, 1, 1]
+    run = draw.lognormal(3.0, 1.0, (n, 2))
+    problem, sharing = gpus(run, draw.integers(0, 3, n), pools, draw.uniform(0.2, 1.0, (2, 3, 3)))
+    problem = msgspec.structs.replace(problem, width=np.repeat(draw.choice([1, 1, 2], (n, 1)), 2, axis=1))
+    may = (problem.width[:, 0] == 1) & (draw.random(n) < 0.7)
+    alone = msgspec.structs.replace(sharing, share=np.zeros(n, dtype=np.bool_))
+    apart = plan_sharing(problem, alone, "makespan", True, 4800, seed)
+    units = plan_pools(problem, [np.zeros(2), np.zeros(2)], "makespan", True, 4800, seed)
+    assert (units.start + run[np.arange(n), units.pool]).max() == pytest.approx(units.cost)
+    shared = plan_sharing(problem, msgspec.structs.replace(sharing, share=may), "makespan", True, 4800, seed)
+    assert shared.cost <= apart.cost + 1e-6
+    where = np.where(problem.width[:, 0] > 1, shared.pool, shared.gpu)
+    again = plan_sharing(
+        msgspec.structs.replace(problem, before=shared.pool, position=shared.start),
+        msgspec.structs.replace(sharing, share=may, before=where),
+        "makespan",
+        True,
+        480,
+        seed + 1,
+    )
+    assert again.cost <= shared.cost + 1e-6
+
+
+def test_the_makespan_is_as_short_as_it_can_be_where_wide_and_narrow_jobs_fill_the_units_to_the_end():
+    # Four units for ten hours: made by cutting them up, so that ten hours are possible and nothing less is.
+    run = [[6.0], [4.0], [10.0], [3.0], [7.0], [5.0], [5.0]]
+    width = [[2], [2], [1], [1], [1], [1], [1]]
+    problem = waiting([*run, [2.0], [8.0]], [*width, [1], [1]])
+    plan = plan_pools(problem, [np.zeros(6)], "makespan", reorder=True, steps=20_000)
+    assert plan.cost == pytest.approx(10.0)
 
 
 def test_a_host_that_would_suffer_keeps_its_gpu_to_itself():

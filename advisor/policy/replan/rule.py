@@ -1,7 +1,7 @@
-"""The entry to replanning: turns a problem into the arrays of the two searches, and their answers into a plan.
+"""The entry to replanning: turns a problem into the arrays of the searches, and their answers into a plan.
 
 `plan_pools` knows pools of like units (levers `place` and `order`); `plan_sharing` knows GPUs one by one and lets two
-jobs meet on one (lever `share`).
+jobs meet on one (lever `share`). Where the makespan is to be short and the order is free both use the same search.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from advisor.policy.replan.gpus import Gpus
 from advisor.policy.replan.problem import MAKESPAN, OBJECTIVES, Floats, Ints, Plan, Sharing, Waiting
+from advisor.policy.replan.shortest import plan_span
 
 # Temperature at the start, as a part of the cost of one job (makespan: of the overshoot of one job).
 _WARM = 0.05
@@ -33,6 +34,8 @@ def plan_pools(
     from advisor.policy.replan.pools import expected_starts, search_pools
 
     goal = OBJECTIVES.index(objective)
+    if goal == MAKESPAN and reorder and not waiting.fixed.any():
+        return plan_span(waiting, _without_sharing(waiting, ready), steps, seed)
     times = [np.sort(np.maximum(one, 0.0)) for one in ready]
     first = np.concatenate(([0], np.cumsum([len(one) for one in times]))).astype(np.int64)
     flat = np.concatenate(times) if times else np.zeros(0)
@@ -60,6 +63,8 @@ def plan_sharing(
     from advisor.policy.replan.units import search_units
 
     goal = OBJECTIVES.index(objective)
+    if goal == MAKESPAN and reorder and not waiting.fixed.any():
+        return plan_span(waiting, sharing, steps, seed)
     pending = len(waiting.age)
     fixed = waiting.fixed if reorder else np.zeros(pending, dtype=np.bool_)
     before = _seat_wide_first(waiting, sharing, objective, reorder, steps, seed)
@@ -86,6 +91,24 @@ def plan_sharing(
     heat = _WARM_SPAN if goal == MAKESPAN else _WARM
     pool, gpu, start, cost = search_units(gpus, before, waiting.position, scale, steps, heat, seed)
     return Plan(pool, start, gpu, float(cost))
+
+
+def _without_sharing(waiting: Waiting, ready: Sequence[Floats]) -> Sharing:
+    """The pools' units one by one, with nobody on them whom one could join."""
+    pool = np.repeat(np.arange(len(ready)), [len(one) for one in ready])
+    pending = len(waiting.age)
+    return Sharing(
+        pool=pool.astype(np.int64),
+        ready=np.concatenate([*ready, np.zeros(0)]),
+        residents=np.full((len(pool), 2), -1, dtype=np.int64),
+        left=np.zeros(pending),
+        age=waiting.age,
+        weight=waiting.weight,
+        app=np.zeros(pending, dtype=np.int64),
+        share=np.zeros(pending, dtype=np.bool_),
+        speed=np.zeros((len(ready), 1, 1)),
+        before=np.full(pending, -1, dtype=np.int64),
+    )
 
 
 def _seat_wide_first(waiting: Waiting, sharing: Sharing, objective: str, reorder: bool, steps: int, seed: int) -> Ints:

@@ -1,0 +1,331 @@
+"""The search for a short makespan: takes some jobs out of the plan and puts each back where it costs least, again and
+again; a worse plan is kept for a while where the temperature allows it.
+
+Which units are worth what is told by prices (`advisor.policy.replan.prices`): a plan that wastes little of what is
+dear can always be evened out later, one that wastes much cannot.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from advisor.policy.replan.draft import Draft, Goal, Span, cost_of, empty_draft, judge, play, seat_wide
+from advisor.policy.replan.lists import insert, remove
+from advisor.policy.replan.machine_code import compiled, entry
+from advisor.policy.replan.problem import Flags, Floats, Ints
+
+AWAY = 6  # jobs that are taken out at once, on average
+ANYONE, FROM_THE_LATEST = 0.3, 0.3  # parts of the turns: jobs at random, or the unit that ends last and others
+WIDE_DRAWN = 0.15  # otherwise each draw takes a wide job with this probability,
+WHOLE_UNIT = 0.5  # or one job of a unit, or with this one all of them.
+BLINK = 0.02  # places that are overlooked, so that the same jobs do not always come back to the same places;
+MOST_UNITS = 64  # and of many units about so many are looked at.
+TURNS_TRIED = 0.3  # part of a wide list's positions that is tried
+USED = 0.3  # weight of all that is used, at its price, beside what is too late
+NEXT_GOAL = 0.995  # of the shortest plan so far
+# A place on which a job alone would last longer than this part of the bound is closed (it counts as several times as
+# long), as long as the job has another.
+CLOSED_BEYOND, CLOSED_TIMES = 1.03, 3.0
+
+
+@compiled
+def _take_out(s: Span, d: Draft, unit: int, at: int, touched: Flags) -> int:
+    job = d.jobs[unit, at]
+    remove(d.jobs[unit], d.length[unit], at)
+    d.length[unit] -= 1
+    d.unit[job] = -1
+    touched[unit] = True
+    return int(job)
+
+
+@compiled
+def _take_out_wide(s: Span, d: Draft, pool: int, at: int, where: Ints, changed: Flags) -> int:
+    job = d.wide[pool, at]
+    remove(d.wide[pool], d.wide_count[pool], at)
+    d.wide_count[pool] -= 1
+    where[job] = -1
+    changed[pool] = True
+    return int(job)
+
+
+@compiled
+def _ruin(s: Span, d: Draft, where: Ints, out: Ints, touched: Flags, changed: Flags) -> int:
+    """Takes jobs out of the plan; how many."""
+    units, pools, pending = len(s.pool), len(s.price), len(where)
+    wanted = 1 + np.random.randint(2 * AWAY)
+    kind = np.random.random()
+    one, other = s.pool[np.random.randint(units)], np.random.randint(pools)
+    latest = int(np.argmax(d.end)) if ANYONE <= kind < ANYONE + FROM_THE_LATEST else -1
+    count = 0
+    for _ in range(wanted):
+        if count >= wanted:
+            break
+        if kind < ANYONE:
+            job = np.random.randint(pending)
+            if where[job] < 0:
+                continue
+            at = 0
+            if d.unit[job] >= 0:
+                while d.jobs[d.unit[job], at] != job:
+                    at += 1
+                out[count] = _take_out(s, d, d.unit[job], at, touched)
+                where[job] = -1
+            else:
+                while d.wide[where[job], at] != job:
+                    at += 1
+                out[count] = _take_out_wide(s, d, where[job], at, where, changed)
+            count += 1
+            continue
+        pool = one if np.random.random() < 0.5 else other
+        wide = WIDE_DRAWN
+        if latest >= 0:
+            # Its own jobs or the wide ones before them: whichever makes it late.
+            pool, wide = s.pool[latest], 0.5
+        if d.wide_count[pool] > 0 and np.random.random() < wide:
+            latest = -1
+            out[count] = _take_out_wide(s, d, pool, np.random.randint(d.wide_count[pool]), where, changed)
+            count += 1
+            continue
+        if s.first[pool + 1] == s.first[pool]:
+            continue
+        unit = s.first[pool] + np.random.randint(s.first[pool + 1] - s.first[pool])
+        if latest >= 0:
+            unit, latest = latest, -1
+        everyone = np.random.random() < WHOLE_UNIT
+        while d.length[unit] > 0:
+            job = _take_out(s, d, unit, np.random.randint(d.length[unit]), touched)
+            where[job] = -1
+            out[count] = job
+            count += 1
+            if not everyone:
+                break
+    return count
+
+
+@compiled
+def _reseat(s: Span, d: Draft, pool: int, goal: Goal, touched: Flags) -> None:
+    seat_wide(s, d, pool, d.wide[pool], d.wide_count[pool], False)
+    for u in range(s.first[pool], s.first[pool + 1]):
+        touched[u] = True
+        judge(s, d, u, goal)
+
+
+@compiled
+def _put_back(
+    s: Span, d: Draft, job: int, goal: Goal, blink: float, where: Ints, touched: Flags, changed: Flags, trial: Ints
+) -> bool:
+    """Where it costs least; False: nowhere."""
+    best, best_pool, best_unit, best_at = math.inf, -1, -1, 0
+    for pool in range(len(s.price)):
+        first, last = s.first[pool], s.first[pool + 1]
+        if s.run[job, pool] == math.inf or s.width[job, pool] > last - first:
+            continue
+        if s.width[job, pool] == 1:
+            for u in range(first, last):
+                if np.random.random() < blink:
+                    continue
+                n = d.length[u]
+                # Without sharing the turn makes no difference to the end.
+                for at in range(0 if s.share[job] else n, n + 1):
+                    trial[:n] = d.jobs[u, :n]
+                    insert(trial, n, job, at)
+                    more = cost_of(s.price[pool], play(s, d, u, trial, n + 1, False), goal) - d.cost[u]
+                    if more < best:
+                        best, best_pool, best_unit, best_at = more, pool, u, at
+            continue
+        n = d.wide_count[pool]
+        saved = d.begin[first:last].copy()
+        for at in range(n, -1, -1):
+            if at < n and np.random.random() >= TURNS_TRIED:
+                continue
+            trial[:n] = d.wide[pool, :n]
+            insert(trial, n, job, at)
+            if not seat_wide(s, d, pool, trial, n + 1, False):
+                continue
+            more = 0.0
+            for u in range(first, last):
+                if d.begin[u] != saved[u - first]:
+                    end = play(s, d, u, d.jobs[u], d.length[u], False)
+                    more += cost_of(s.price[pool], end, goal) - d.cost[u]
+            if more < best:
+                best, best_pool, best_unit, best_at = more, pool, -1, at
+        d.begin[first:last] = saved
+    if best_pool < 0:
+        return False
+    where[job] = best_pool
+    if best_unit >= 0:
+        insert(d.jobs[best_unit], d.length[best_unit], job, best_at)
+        d.length[best_unit] += 1
+        d.unit[job] = best_unit
+        touched[best_unit] = True
+        judge(s, d, best_unit, goal)
+    else:
+        insert(d.wide[best_pool], d.wide_count[best_pool], job, best_at)
+        d.wide_count[best_pool] += 1
+        changed[best_pool] = True
+        _reseat(s, d, best_pool, goal, touched)
+    return True
+
+
+@compiled
+def _copy(s: Span, source: Draft, to: Draft, touched: Flags, changed: Flags) -> None:
+    """What has been touched, from one draft to another."""
+    for p in range(len(s.price)):
+        if changed[p]:
+            to.wide[p, : source.wide_count[p]] = source.wide[p, : source.wide_count[p]]
+            to.wide_count[p] = source.wide_count[p]
+    for u in range(len(s.pool)):
+        if touched[u]:
+            n = source.length[u]
+            to.jobs[u, :n] = source.jobs[u, :n]
+            to.length[u], to.begin[u], to.end[u], to.cost[u] = n, source.begin[u], source.end[u], source.cost[u]
+
+
+@compiled
+def _turns(s: Span, size: Floats, out: Ints, count: int) -> Ints:
+    """In which order they come back: the wide ones first, then mostly what needs most, sometimes anyhow."""
+    key = np.zeros(count)
+    mixed = np.random.random()
+    for k in range(count):
+        job = out[k]
+        key[k] = np.random.random() if mixed < 0.2 else -size[job] * math.exp(0.3 * np.random.randn())
+        if mixed < 0.9 and s.width[job].max() > 1:
+            key[k] -= 1e12 * s.width[job].max()
+    return np.argsort(key, kind="mergesort")
+
+
+@compiled
+def _begin(s: Span, d: Draft, before: Ints, at_unit: Ints, position: Floats, size: Floats, goal: Goal) -> Ints:
+    """Those that were planned where they were, in their order; then the new ones, each where it costs least."""
+    pending, units = len(before), len(s.pool)
+    where = np.full(pending, -1, dtype=np.int64)
+    touched, changed = np.zeros(units, dtype=np.bool_), np.zeros(len(s.price), dtype=np.bool_)
+    for wide in (True, False):
+        for job in np.argsort(position, kind="mergesort"):
+            p = before[job]
+            if p < 0 or s.run[job, p] == math.inf or (s.width[job, p] > 1) != wide:
+                continue
+            if wide:
+                d.wide[p, d.wide_count[p]] = job
+                d.wide_count[p] += 1
+                where[job] = p
+                continue
+            u = at_unit[job]
+            if u < 0:
+                u = s.first[p] + int(np.argmin(d.end[s.first[p] : s.first[p + 1]]))
+            d.jobs[u, d.length[u]] = job
+            d.length[u] += 1
+            d.unit[job], where[job] = u, p
+            judge(s, d, u, goal)
+        if wide:
+            for p in range(len(s.price)):
+                _reseat(s, d, p, goal, touched)
+    trial = np.zeros(pending + 1, dtype=np.int64)
+    for wide in (True, False):
+        for job in np.argsort(-size, kind="mergesort"):
+            if where[job] < 0 and (s.width[job].max() > 1) == wide:
+                _put_back(s, d, job, goal, 0.0, where, touched, changed, trial)
+    return where
+
+
+@entry
+def search_span(
+    s: Span,
+    true_run: Floats,
+    before: Ints,
+    at_unit: Ints,
+    position: Floats,
+    bound: float,
+    turns: int,
+    hot: float,
+    cold: float,
+    seed: int,
+) -> tuple[Ints, Ints, Floats, float]:
+    """Pools, units (-1: several) and starts of the pending jobs, and the makespan.
+
+    `before`, `at_unit`: pool and unit of the last plan, -1 for a new job; `position`: its rank then. `bound`: a plan
+    need not be shorter. `hot`, `cold`: temperatures, in parts of the makespan. `s.run` is written to.
+    """
+    np.random.seed(seed)
+    units, pools, pending = len(s.pool), len(s.price), len(before)
+    size = np.zeros(pending)
+    for j in range(pending):
+        needed = math.inf
+        for p in range(pools):
+            needed = min(needed, true_run[j, p] * s.width[j, p] * s.price[p])
+        size[j] = needed
+        shortest = true_run[j].min()
+        for p in range(pools):
+            if true_run[j, p] > max(CLOSED_BEYOND * bound, shortest) and true_run[j, p] < math.inf and before[j] != p:
+                s.run[j, p] = CLOSED_TIMES * true_run[j, p]
+    blink = max(BLINK, 1.0 - MOST_UNITS / max(units, 1))
+    d = empty_draft(s)
+    late = 1.0 / max(units, 1)
+    goal = Goal(max(bound, 1e-9), late, USED)
+    where = _begin(s, d, before, at_unit, position, size, goal)
+    best = d.end.max() if units else 0.0
+    everything, all_pools = np.ones(units, dtype=np.bool_), np.ones(pools, dtype=np.bool_)
+    kept, kept_where, kept_unit = empty_draft(s), where.copy(), d.unit.copy()
+    found, found_where = empty_draft(s), where.copy()
+    _copy(s, d, kept, everything, all_pools)
+    _copy(s, d, found, everything, all_pools)
+    touched, changed = np.zeros(units, dtype=np.bool_), np.zeros(pools, dtype=np.bool_)
+    out, trial = np.zeros(pending, dtype=np.int64), np.zeros(pending + 1, dtype=np.int64)
+    total, temperature, fresh = 0.0, hot, True
+    for turn in range(turns if pending else 0):
+        if turn % 100 == 0 or fresh:
+            temperature = hot * (cold / hot) ** (turn / turns)
+            goal = Goal(max(NEXT_GOAL * best, bound, 1e-9), late, USED)
+            for u in range(units):
+                d.cost[u] = cost_of(s.price[s.pool[u]], d.end[u], goal)
+                kept.cost[u] = d.cost[u]
+            total = d.cost.sum()
+            fresh = False
+        touched[:], changed[:] = False, False
+        count = _ruin(s, d, where, out, touched, changed)
+        if count == 0:
+            continue
+        for p in range(pools):
+            if changed[p]:
+                _reseat(s, d, p, goal, touched)
+        for u in range(units):
+            if touched[u]:
+                judge(s, d, u, goal)
+        good = True
+        for k in _turns(s, size, out, count):
+            good = good and _put_back(s, d, out[k], goal, blink, where, touched, changed, trial)
+        cost = d.cost.sum()
+        if good and (cost <= total or np.random.random() < math.exp((total - cost) / temperature)):
+            total = cost
+            _copy(s, d, kept, touched, changed)
+            for k in range(count):
+                kept_where[out[k]], kept_unit[out[k]] = where[out[k]], d.unit[out[k]]
+            latest = d.end.max()
+            if latest < best - 1e-6:
+                best, fresh = latest, True
+                _copy(s, d, found, everything, all_pools)
+                found_where[:] = where
+                if best <= bound:
+                    break
+        else:
+            _copy(s, kept, d, touched, changed)
+            for k in range(count):
+                where[out[k]], d.unit[out[k]] = kept_where[out[k]], kept_unit[out[k]]
+    return _noted(s, found, found_where, true_run)
+
+
+@compiled
+def _noted(s: Span, d: Draft, where: Ints, true_run: Floats) -> tuple[Ints, Ints, Floats, float]:
+    """The plan with its starts."""
+    s.run[:] = true_run
+    unit = np.full(len(where), -1, dtype=np.int64)
+    latest = 0.0
+    for p in range(len(s.price)):
+        seat_wide(s, d, p, d.wide[p], d.wide_count[p], True)
+    for u in range(len(s.pool)):
+        latest = max(latest, play(s, d, u, d.jobs[u], d.length[u], True))
+        for k in range(d.length[u]):
+            unit[d.jobs[u, k]] = u
+    return where, unit, d.start, latest
