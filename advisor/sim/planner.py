@@ -161,7 +161,7 @@ class Planner:
             age=age,
             weight=self.weight[pending],
             before=before[pending],
-            position=self.start[pending],
+            position=self.start[pending] - now,
             fixed=age > self.planning.longest_wait_s,
         )
 

@@ -54,6 +54,7 @@ class Draft(NamedTuple):
     end: Floats  # [unit]
     cost: Floats  # [unit]
     unit: Ints  # [pending] -1: several, or none yet
+    behind: Ints  # [pending] of a wide job: how many units that come free first it leaves to others
     start: Floats  # [pending] as last noted
 
 
@@ -107,37 +108,25 @@ def play(s: Span, d: Draft, unit: int, jobs: Ints, count: int, note: bool) -> fl
 
 @compiled
 def seat_wide(s: Span, d: Draft, pool: int, wide: Ints, count: int, note: bool) -> bool:
-    """Gives wide jobs, in order, the units of a pool that come free first; False: one has no room there."""
+    """Gives wide jobs, in order, the units of a pool that come free first, or those behind so many of them.
+
+    The latter puts two wide jobs onto the same units, where the others are better left to narrow ones. False: one has
+    no room there.
+    """
     first, last = s.first[pool], s.first[pool + 1]
     d.begin[first:last] = d.base[first:last]
-    for k in range(count):
-        job = wide[k]
+    for turn in range(count):
+        job = wide[turn]
         wanted = s.width[job, pool]
         if wanted > last - first:
             return False
-        # The moment from which enough units are free, found by raising it until they are.
-        moment, free = 0.0, 0
-        while free < wanted:
-            free, after = 0, math.inf
-            for u in range(first, last):
-                if d.begin[u] <= moment:
-                    free += 1
-                elif d.begin[u] < after:
-                    after = d.begin[u]
-            if free < wanted:
-                moment = after
-        end = moment + s.run[job, pool]
+        order = np.argsort(d.begin[first:last], kind="mergesort")
+        behind = min(d.behind[job], last - first - wanted)
+        start = d.begin[first + order[behind + wanted - 1]]
+        for k in range(behind, behind + wanted):
+            d.begin[first + order[k]] = start + s.run[job, pool]
         if note:
-            d.start[job] = moment
-        # Of those that are free the ones that have been so for the shortest time: earlier ones may serve others.
-        for _ in range(wanted):
-            best = -1
-            for u in range(first, last):
-                if d.begin[u] <= moment and (best < 0 or d.begin[u] > d.begin[best]):
-                    best = u
-            d.begin[best] = end
-            if end <= moment:
-                break
+            d.start[job] = start
     return True
 
 
@@ -172,6 +161,7 @@ def empty_draft(s: Span) -> Draft:
         np.zeros(units),
         np.zeros(units),
         np.full(pending, -1, dtype=np.int64),
+        np.zeros(pending, dtype=np.int64),
         np.full(pending, np.inf),
     )
     for u in range(units):

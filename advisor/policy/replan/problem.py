@@ -22,7 +22,7 @@ class Waiting(msgspec.Struct, frozen=True):
     age: Floats  # [job] seconds since its submission
     weight: Floats  # [job]
     before: Ints  # [job] pool of the last plan; -1: new
-    position: Floats  # [job] its start in the last plan, or anything that sorts like it
+    position: Floats  # [job] its start in the last plan, counted from now (or anything that sorts like it)
     fixed: Flags  # [job] has waited so long that it goes first, in the order of the queue
 
 

@@ -117,7 +117,7 @@ def _put_back(
     s: Span, d: Draft, job: int, goal: Goal, blink: float, where: Ints, touched: Flags, changed: Flags, trial: Ints
 ) -> bool:
     """Where it costs least; False: nowhere."""
-    best, best_pool, best_unit, best_at = math.inf, -1, -1, 0
+    best, best_pool, best_unit, best_at, best_behind = math.inf, -1, -1, 0, 0
     for pool in range(len(s.price)):
         first, last = s.first[pool], s.first[pool + 1]
         if s.run[job, pool] == math.inf or s.width[job, pool] > last - first:
@@ -142,15 +142,17 @@ def _put_back(
                 continue
             trial[:n] = d.wide[pool, :n]
             insert(trial, n, job, at)
-            if not seat_wide(s, d, pool, trial, n + 1, False):
-                continue
-            more = 0.0
-            for u in range(first, last):
-                if d.begin[u] != saved[u - first]:
-                    end = play(s, d, u, d.jobs[u], d.length[u], False)
-                    more += cost_of(s.price[pool], end, goal) - d.cost[u]
-            if more < best:
-                best, best_pool, best_unit, best_at = more, pool, -1, at
+            for behind in (0, np.random.randint(last - first - s.width[job, pool] + 1)):
+                d.behind[job] = behind
+                if not seat_wide(s, d, pool, trial, n + 1, False):
+                    continue
+                more = 0.0
+                for u in range(first, last):
+                    if d.begin[u] != saved[u - first]:
+                        end = play(s, d, u, d.jobs[u], d.length[u], False)
+                        more += cost_of(s.price[pool], end, goal) - d.cost[u]
+                if more < best:
+                    best, best_pool, best_unit, best_at, best_behind = more, pool, -1, at, behind
         d.begin[first:last] = saved
     if best_pool < 0:
         return False
@@ -164,6 +166,7 @@ def _put_back(
     else:
         insert(d.wide[best_pool], d.wide_count[best_pool], job, best_at)
         d.wide_count[best_pool] += 1
+        d.behind[job] = best_behind
         changed[best_pool] = True
         _reseat(s, d, best_pool, goal, touched)
     return True
@@ -197,6 +200,20 @@ def _turns(s: Span, size: Floats, out: Ints, count: int) -> Ints:
 
 
 @compiled
+def _seat_as_before(s: Span, d: Draft, pool: int, job: int, start: float) -> None:
+    """Lets the last of a pool's wide jobs leave so many units to others that it starts when it was to start."""
+    closest = math.inf
+    for behind in range(s.first[pool + 1] - s.first[pool] - s.width[job, pool] + 1):
+        was, d.behind[job] = d.behind[job], behind
+        seat_wide(s, d, pool, d.wide[pool], d.wide_count[pool], True)
+        off = abs(d.start[job] - start)
+        if off < closest - 1e-6:
+            closest = off
+        else:
+            d.behind[job] = was
+
+
+@compiled
 def _begin(s: Span, d: Draft, before: Ints, at_unit: Ints, position: Floats, size: Floats, goal: Goal) -> Ints:
     """Those that were planned where they were, in their order; then the new ones, each where it costs least."""
     pending, units = len(before), len(s.pool)
@@ -211,6 +228,7 @@ def _begin(s: Span, d: Draft, before: Ints, at_unit: Ints, position: Floats, siz
                 d.wide[p, d.wide_count[p]] = job
                 d.wide_count[p] += 1
                 where[job] = p
+                _seat_as_before(s, d, p, job, position[job])
                 continue
             u = at_unit[job]
             if u < 0:
@@ -271,10 +289,11 @@ def search_span(
     found, found_where = empty_draft(s), where.copy()
     _copy(s, d, kept, everything, all_pools)
     _copy(s, d, found, everything, all_pools)
+    kept.behind[:], found.behind[:] = d.behind, d.behind
     touched, changed = np.zeros(units, dtype=np.bool_), np.zeros(pools, dtype=np.bool_)
     out, trial = np.zeros(pending, dtype=np.int64), np.zeros(pending + 1, dtype=np.int64)
     total, temperature, fresh = 0.0, hot, True
-    for turn in range(turns if pending else 0):
+    for turn in range(turns if pending and best > bound else 0):
         if turn % 100 == 0 or fresh:
             temperature = hot * (cold / hot) ** (turn / turns)
             goal = Goal(max(NEXT_GOAL * best, bound, 1e-9), late, USED)
@@ -301,18 +320,20 @@ def search_span(
             total = cost
             _copy(s, d, kept, touched, changed)
             for k in range(count):
-                kept_where[out[k]], kept_unit[out[k]] = where[out[k]], d.unit[out[k]]
+                job = out[k]
+                kept_where[job], kept_unit[job], kept.behind[job] = where[job], d.unit[job], d.behind[job]
             latest = d.end.max()
             if latest < best - 1e-6:
                 best, fresh = latest, True
                 _copy(s, d, found, everything, all_pools)
-                found_where[:] = where
+                found_where[:], found.behind[:] = where, d.behind
                 if best <= bound:
                     break
         else:
             _copy(s, kept, d, touched, changed)
             for k in range(count):
-                where[out[k]], d.unit[out[k]] = kept_where[out[k]], kept_unit[out[k]]
+                job = out[k]
+                where[job], d.unit[job], d.behind[job] = kept_where[job], kept_unit[job], kept.behind[job]
     return _noted(s, found, found_where, true_run)
 
 
