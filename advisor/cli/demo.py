@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -87,16 +89,23 @@ def command(
         return
     show.effect(console, alone, advised)
     if folder is not None and where != "simulator":
-        config = folder / "advisor.yaml"
-        console.print("Look further:", style="bold")
-        console.print(
-            f"  advisor --config {config} explain {advised.submissions[0].job_id}     why a job went where it went",
-            highlight=False,
-        )
-        console.print(f"  sqlite-utils tables {folder}/advisor.db --counts        the log")
+        advisor, sqlite_utils = _typed("advisor"), _typed("sqlite-utils")
+        first = advised.submissions[0].job_id
+        further = {
+            f"{advisor} --config {folder / 'advisor.yaml'} explain {first}": "why a job went where it went",
+            f"{sqlite_utils} tables {folder / 'advisor.db'} --counts": "the log",
+        }
         if keep:
-            console.print(
-                f"  scripts/cluster exec --name {name} --user alice -- bash    a user's shell on the cluster",
-                highlight=False,
-            )
-            console.print(f"  scripts/cluster down --name {name} --engine                end it")
+            further[f"scripts/cluster exec --name {name} --user alice -- bash"] = "a user's shell on the cluster"
+            further[f"scripts/cluster down --name {name} --engine"] = "end it"
+        console.print("Look further:", style="bold")
+        for command_line, what in further.items():
+            console.print(f"  {command_line}    [dim]# {what}[/dim]", soft_wrap=True)
+
+
+def _typed(command: str) -> str:
+    """The command as it can be typed here: its name where the shell finds it, else the path beside this Python."""
+    if shutil.which(command):
+        return command
+    beside = Path(sys.executable).parent / command
+    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)

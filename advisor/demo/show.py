@@ -77,15 +77,14 @@ def effect(console: Console, alone: Pass, advised: Pass) -> None:
         table.add_row(label, f"{before:.1f} s", f"{after:.1f} s", f"{100 * (after / before - 1):+.0f} %")
     console.print(table)
 
-    where = Table(title="Where each app ran", title_justify="left")
+    where = Table(title="Where each app ran (Slurm alone → advised)", title_justify="left")
     processors = sorted({job.processor for run in (alone, advised) for job in run.jobs}, key=lambda p: (p == "cpu", p))
     where.add_column("app")
-    for run in (alone, advised):
-        for processor in processors:
-            where.add_column(f"{processor}\n[dim]{run.name}[/dim]", justify="right")
+    for processor in processors:
+        where.add_column(processor, justify="right")
     counts = [Counter((job.app, job.processor) for job in run.jobs) for run in (alone, advised)]
     for app in sorted({job.app for job in alone.jobs}):
-        where.add_row(app, *(str(count[app, p] or "·") for count in counts for p in processors))
+        where.add_row(app, *(" → ".join(str(count[app, p] or "·") for count in counts) for p in processors))
     console.print(where)
 
 
