@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 
 import msgspec
 
 from advisor.config import Settings
-from advisor.server.keeper import environment
+from advisor.server import child
 from advisor.server.status import TelemetryStatus
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
 _END_S = 12.0  # what waits for the database is written first
 
 
@@ -55,7 +52,7 @@ class TelemetryChild:
             self.start()
 
     async def _run(self, settings: Settings) -> None:
-        pause = FIRST_PAUSE_S
+        pause = child.FIRST_PAUSE_S
         while True:
             began = asyncio.get_running_loop().time()
             try:
@@ -63,30 +60,23 @@ class TelemetryChild:
             except Exception as error:  # whatever it was, the port is to be there again
                 log.exception("the telemetry port could not be followed")
                 how = f"could not be followed ({type(error).__name__}: {error})"
-            if asyncio.get_running_loop().time() - began > LONGEST_PAUSE_S:
-                pause = FIRST_PAUSE_S
+            if asyncio.get_running_loop().time() - began > child.LONGEST_PAUSE_S:
+                pause = child.FIRST_PAUSE_S
             self._restarts += 1
             listen = settings.telemetry.listen or ""
             self._status = TelemetryStatus(listening=listen, restarts=self._restarts, error=f"the port {how}")
             log.error("the telemetry port %s; starting it again in %.0f s", how, pause)
             await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE_S, pause * 2)
+            pause = min(child.LONGEST_PAUSE_S, pause * 2)
 
     async def _once(self, settings: Settings) -> str:
         """One life of the process; how it ended."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                # -P: never import from the working directory of a daemon that runs as root.
-                *(sys.executable, "-P", "-m", "advisor.server.telemetry_port", "--log-level", self._log_level),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env=environment(),
-            )
+            process = await child.start("advisor.server.telemetry_port", self._log_level, settings)
         except OSError as error:
             return f"could not be started: {error}"
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout is not None
         try:
-            process.stdin.write(msgspec.json.encode(settings) + b"\n")
             while line := await process.stdout.readline():
                 self._heard(line)
             code = await process.wait()
@@ -94,7 +84,7 @@ class TelemetryChild:
                 f"ended with exit code {code}; see the daemon's log" if code >= 0 else f"was killed by signal {-code}"
             )
         finally:
-            await _end(process)
+            await child.end(process, _END_S)
 
     def _heard(self, line: bytes) -> None:
         try:
@@ -103,15 +93,3 @@ class TelemetryChild:
             log.error("the telemetry port said something odd: %s", error)
             return
         self._status = msgspec.structs.replace(told, restarts=self._restarts)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        await asyncio.wait_for(process.wait(), _END_S)
-    except TimeoutError:
-        process.kill()
-        await process.wait()

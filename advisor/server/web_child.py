@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-
-import msgspec
 
 from advisor.config import Settings
-from advisor.server.keeper import environment
+from advisor.server import child
 from advisor.server.status import WebStatus
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
 _END_S = 3.0
 
 
@@ -49,32 +44,25 @@ class WebChild:
             self.start()
 
     async def _run(self, settings: Settings) -> None:
-        pause = FIRST_PAUSE_S
+        pause = child.FIRST_PAUSE_S
         while True:
             began = asyncio.get_running_loop().time()
             why = await self._once(settings)
-            if asyncio.get_running_loop().time() - began > LONGEST_PAUSE_S:
-                pause = FIRST_PAUSE_S
+            if asyncio.get_running_loop().time() - began > child.LONGEST_PAUSE_S:
+                pause = child.FIRST_PAUSE_S
             self.status = WebStatus(error=why)
             log.error("the status page is not there: %s; trying again in %.0f s", why, pause)
             await asyncio.sleep(pause)
-            pause = min(LONGEST_PAUSE_S, pause * 2)
+            pause = min(child.LONGEST_PAUSE_S, pause * 2)
 
     async def _once(self, settings: Settings) -> str:
         """One life of the process; how it ended."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                # -P: never import from the working directory of a daemon that runs as root.
-                *(sys.executable, "-P", "-m", "advisor.server.web", "--log-level", self._log_level),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env=environment(),
-            )
+            process = await child.start("advisor.server.web", self._log_level, settings)
         except OSError as error:
             return f"it could not be started: {error}"
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout is not None
         try:
-            process.stdin.write(msgspec.json.encode(settings) + b"\n")
             told = (await process.stdout.readline()).decode(errors="replace").strip()
             if told and not told.startswith("error: "):
                 self.status = WebStatus(listening=told)
@@ -82,16 +70,4 @@ class WebChild:
             code = await process.wait()
             return told.removeprefix("error: ") if told.startswith("error: ") else f"its process ended with {code}"
         finally:
-            await _end(process)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        await asyncio.wait_for(process.wait(), _END_S)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+            await child.end(process, _END_S)
