@@ -36,7 +36,7 @@ MAX_KINDS = 16  # in one kernel's `on`
 # below the hook's time-out. 512 full kernels are some 6,000; edges, written plainly, need none.
 MAX_EVENTS = 8192
 
-KEYS = ("app", "edges", "flexible", "kernels", "off", "requeue", "share", "workflow")
+KEYS = ("app", "edges", "flexible", "kernels", "off", "requeue", "share", "work", "workflow")
 KERNEL_KEYS = ("memory", "on", "work")
 FLEXIBLE = ("partition", "gpu_type")
 
@@ -147,6 +147,7 @@ class _Reader:
     def _top(self) -> Annotation:
         app = workflow = None
         share = requeue = off = False
+        work = 0.0
         flexible: tuple[str, ...] = ()
         for key, event in self._keys("", KEYS):
             if key == "app":
@@ -159,6 +160,8 @@ class _Reader:
                 requeue = _boolean(key, event)
             elif key == "off":
                 off = _boolean(key, event)
+            elif key == "work":
+                work = _number(key, event)
             elif key == "flexible":
                 flexible = self._flexible(event)
             elif key == "kernels":
@@ -172,6 +175,7 @@ class _Reader:
             share=share,
             requeue=requeue,
             workflow=workflow,
+            work=work,
             flexible=flexible,
             off=off,
         )

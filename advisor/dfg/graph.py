@@ -38,6 +38,7 @@ class Annotation(msgspec.Struct, frozen=True, omit_defaults=True):
     share: bool = False
     requeue: bool = False
     workflow: str | None = None
+    work: float = 0.0  # how much it does, in a unit of its own (steps, samples): compared with other runs of the app
     flexible: tuple[str, ...] = ()  # of "partition", "gpu_type"
     off: bool = False  # `#ADVISOR off`: leave this job alone
     source: str = ""  # where it was found: script, environment, extra, comment

@@ -71,7 +71,7 @@ def expected(
     if past:
         here = past.get(processor)
         if here is not None and here.modelled:
-            return _from_model(here, app, cpus if processor == "cpu" else gpus)
+            return _from_model(here, app, cpus if processor == "cpu" else gpus, annotation)
         if here is not None and here.count > 0:
             sd = _spread(here)
             doubt = sd / math.sqrt(here.count)
@@ -85,7 +85,7 @@ def expected(
             return told
     alike = past_of_family(app, history).get(processor) if not past else None
     if alike is not None:
-        return _from_model(alike, app, cpus if processor == "cpu" else gpus, alike=True)
+        return _from_model(alike, app, cpus if processor == "cpu" else gpus, annotation, alike=True)
     return _from_limit(processor, time_limit_s, processors, reference)
 
 
@@ -121,7 +121,7 @@ def _mean(mean_log: float, sd_log: float) -> float:
 def _spread(past: RunTimes) -> float:
     """The spread of the runs, drawn towards that of an ordinary app while there are few."""
     if past.modelled:
-        return past.sd_log
+        return math.hypot(past.sd_log, past.work_sd)  # nobody has told here how much it does
     return math.sqrt((past.count * past.sd_log**2 + SD_ONE_RUN**2) / (past.count + 1))
 
 
@@ -135,18 +135,28 @@ def past_of_family(app: str, history: History) -> Mapping[str, RunTimes]:
     return history.get(name, {}) if number is not None else {}
 
 
-def _from_model(past: RunTimes, app: str, units: int, alike: bool = False) -> Estimate:
-    """What the run-time model tells, for this many GPUs or cores."""
+def _from_model(
+    past: RunTimes, app: str, units: int, annotation: Annotation | None = None, alike: bool = False
+) -> Estimate:
+    """What the run-time model tells, for this many GPUs or cores, and for the work that the job is told to do."""
     # Beyond the sizes that were seen the slope is a guess: it carries a factor of eight, no more.
     larger = max(-2.0, min(math.log(max(units, 1)) - past.log_units, 2.0))
-    seconds = _mean(past.mean_log + past.size_slope * larger, past.sd_log)
+    mean_log, sd_log = past.mean_log + past.size_slope * larger, past.sd_log
+    by_work = ""
+    if past.log_work is not None:
+        if annotation is not None and annotation.work > 0:
+            mean_log += math.log(annotation.work) - past.log_work
+            by_work = ", by the work that it tells"
+        else:
+            sd_log = math.hypot(sd_log, past.work_sd)
+    seconds = _mean(mean_log, sd_log)
     if past.count > 0:
         source, detail = "history", _runs(past.count, app)
     elif alike:
         source, detail = "similar jobs", f"past runs of jobs like {app}"
     else:
         source, detail = "history elsewhere", f"past runs of {app} on other processors"
-    return Estimate(seconds, past.sd_log, source, detail, past.doubt_log, past.apart_log)
+    return Estimate(seconds, sd_log, source, detail + by_work, past.doubt_log, past.apart_log)
 
 
 def _from_elsewhere(

@@ -77,6 +77,9 @@ class RunTimes(msgspec.Struct, frozen=True):
     # What more runs would settle of `mean_log`: the part shared by all processors, and that of this one alone.
     doubt_log: float = 0.0
     apart_log: float = 0.0
+    # The work that `mean_log` is about, where runs have told theirs (a logarithm), and how that of others scatters.
+    log_work: float | None = None
+    work_sd: float = 0.0
 
 
 class Underway(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -25,6 +25,7 @@ class RunRecord(NamedTuple):
     cpus: int | None
     limit_s: float | None
     restarted: bool
+    work: float | None  # as its annotation told, in the app's own unit
 
 
 class RecordKey(NamedTuple):
@@ -79,7 +80,8 @@ def _records(db: Database, after: int, until: int | None) -> Iterator[tuple[Reco
         found.row_factory = None  # plain tuples: there may be a million
         found.execute(
             "SELECT coalesce(d.app, o.name), o.user, o.processor, o.state, o.elapsed, o.gpus, o.cpus, o.time_limit, "
-            "o.cluster, o.job_id, o.start, o.token, o.db_index, o.end "
+            "o.cluster, o.job_id, o.start, o.token, o.db_index, o.end, "
+            "CASE WHEN d.annotation IS NULL THEN NULL ELSE json_extract(d.annotation, '$.work') END "
             "FROM outcomes AS o LEFT JOIN decisions AS d ON d.token = o.token "
             # The unary plus: most of a log is read faster row by row than through the index of ends.
             f"WHERE {'o.end' if after else '+o.end'} > ? AND o.end <= ? AND o.start IS NOT NULL",
@@ -87,11 +89,12 @@ def _records(db: Database, after: int, until: int | None) -> Iterator[tuple[Reco
         )
         while rows := found.fetchmany(5000):
             for row in rows:
-                app, user, processor, state, elapsed, gpus, cpus, limit, cluster, job_id, start, token, index, end = row
+                app, user, processor, state, elapsed, gpus, cpus, limit = row[:8]
+                cluster, job_id, start, token, index, end, work = row[8:]
                 first_end = sent_back.get((cluster, job_id)) if sent_back else None
                 restarted = first_end is not None and start >= first_end
                 limit_s = None if limit is None else limit * 60.0
-                record = RunRecord(app, user, processor, state, elapsed, gpus, cpus, limit_s, restarted)
+                record = RunRecord(app, user, processor, state, elapsed, gpus, cpus, limit_s, restarted, work)
                 yield RecordKey(cluster, index, end), token, record
 
 

@@ -171,15 +171,17 @@ GOLDEN = [
      'line 7 of the script: kernel "train": unknown key "wrok" (did you mean "work"?)'),
     ("#ADVISOR colour: red\n",
      'line 1 of the script: unknown key "colour" (known: app, edges, flexible, kernels, off, requeue, share, '
-     "workflow)"),
+     "work, workflow)"),
     ("#ADVISOR app: x\n#ADVISOR app: y\n", 'line 2 of the script: "app" is there twice'),
     ("#ADVISOR app: [x]\n", "line 1 of the script: app: expected a name, not a list"),
     ("#ADVISOR app:\n", "line 1 of the script: app: the name is empty"),
     ("#ADVISOR app: a: b\n", "line 1 of the script: not valid YAML: mapping values are not allowed in this context"),
     ("#ADVISOR resnet50\n",
      'line 1 of the script: expected "KEY: VALUE" with a key of app, edges, flexible, kernels, off, requeue, share, '
-     'workflow, or "off"'),
+     'work, workflow, or "off"'),
     ("#ADVISOR\n", 'the script: it is empty; write for example "app: NAME"'),
+    ("#ADVISOR work: much\n",
+     'line 1 of the script: work: expected a number such as 8.0e15, not "much"'),
     ("#ADVISOR share: maybe\n", 'line 1 of the script: share: expected true or false, not "maybe"'),
     ("#ADVISOR share: 'true'\n", 'line 1 of the script: share: expected true or false, not "true"'),
     ("#ADVISOR share: 1\n", 'line 1 of the script: share: expected true or false, not "1"'),
@@ -363,6 +365,7 @@ def graphs(draw, name):
         share=draw(st.booleans()),
         requeue=draw(st.booleans()),
         workflow=draw(st.none() | name),
+        work=draw(st.sampled_from([0.0, 1.0, 3.5e6])),
         flexible=tuple(draw(st.lists(st.sampled_from(document.FLEXIBLE), unique=True))),
         source="environment",
     )
@@ -374,6 +377,7 @@ def as_plain(graph):
         "kernels": {k.name: {"on": list(k.on), "work": k.work, "memory": k.memory} for k in graph.kernels},
         "share": graph.share,
         "requeue": graph.requeue,
+        "work": graph.work,
         "flexible": list(graph.flexible),
     }
     return fields | {key: getattr(graph, key) for key in ("app", "workflow") if getattr(graph, key) is not None}

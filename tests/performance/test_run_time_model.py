@@ -329,3 +329,53 @@ def test_the_table_has_families_for_apps_that_have_never_run() -> None:
     assert abs(found["train_#"]["v100"].mean_log - 6.0) < 0.3
     assert found["train_#"]["v100"].count == 0
     assert table(fitted([])) == {}
+
+
+def by_steps(seed: int, apps: int = 4, runs: int = 6) -> list[Observation]:
+    """Runs whose length is their number of steps over the app's speed there; steps differ by a factor of twenty."""
+    rng = random.Random(seed)
+    found = []
+    for number in range(apps):
+        level = rng.gauss(-2.0, 1.0)
+        for gpu in GPUS:
+            for _ in range(runs):
+                log_steps = rng.uniform(8.0, 11.0)
+                log_s = log_steps + level + SLOWER[gpu] + rng.gauss(0, 0.02)
+                found.append(Observation(f"app{chr(97 + number)}", "ann", gpu, 1, log_s, log_work=log_steps))
+    return found
+
+
+def test_a_job_that_tells_its_steps_is_predicted_by_them() -> None:
+    runs = by_steps(21)
+    model = fitted(runs)
+    one = next(run for run in runs if run.processor == "k80")
+    for steps in (3e3, 6e4):
+        told = model.predict(one.app, "ann", "k80", work=steps)
+        truth = one.log_s - (one.log_work or 0.0) + math.log(steps)
+        assert abs(told.mean_log - truth) < 0.1
+    untold = model.predict(one.app, "ann", "k80")
+    assert untold.sd_log > told.sd_log + 0.4  # it may be short or long
+
+
+def test_steps_count_the_same_in_updates_saved_models_and_the_table() -> None:
+    runs = by_steps(22)
+    random.Random(0).shuffle(runs)
+    model = RunTimeModel.fitted(runs[:-8], PROCESSORS)
+    for run in runs[-8:]:
+        model.update(run)
+    again = files.decode(files.encode(model), PROCESSORS)
+    entry = table(again)["appa"]["v100"]
+    assert entry.log_work is not None and entry.work_sd > 0.5
+    for steps in (1e3, 1e5):
+        told = model.predict("appa", "ann", "v100", work=steps)
+        assert again.predict("appa", "ann", "v100", work=steps).mean_log == pytest.approx(told.mean_log)
+        assert entry.mean_log + math.log(steps) - entry.log_work == pytest.approx(told.mean_log, abs=1e-6)
+
+
+def test_runs_that_told_no_steps_still_count() -> None:
+    told = by_steps(23, apps=1)
+    plain = [Observation("plain", "ann", "v100", 1, 7.0 + 0.1 * i) for i in range(6)]
+    model = fitted([*told, *plain])
+    assert abs(model.predict("plain", "ann", "v100").mean_log - 7.25) < 0.2
+    # Nobody knows what a thousand of its steps are.
+    assert model.predict("plain", "ann", "v100", work=1e3).mean_log == model.predict("plain", "ann", "v100").mean_log

@@ -110,3 +110,13 @@ def test_what_is_left_of_a_run_is_never_negative_nor_nonsense(median, sd, elapse
 
 def test_a_run_that_has_only_begun_has_its_mean_left():
     assert remaining(RunTimes(1000, log(100), 0.2), 1.0) == pytest.approx(100 * exp(0.02) - 1, rel=0.01)
+
+
+def test_a_job_that_tells_its_work_is_expected_to_take_that_much_longer():
+    past = RunTimes(9, log(1000), 0.1, True, log_work=log(500.0), work_sd=0.8)
+    history = {"app": {"v100": past}}
+    usual = estimate("v100", history=history, annotation=Annotation(work=500.0))
+    long = estimate("v100", history=history, annotation=Annotation(work=2000.0))
+    assert long.seconds == pytest.approx(4 * usual.seconds) and "work" in long.detail
+    untold = estimate("v100", history=history)
+    assert untold.sd_log > usual.sd_log + 0.5 and "work" not in untold.detail

@@ -32,6 +32,12 @@ def test_a_record_is_told_under_the_app_of_its_decision(db: Database) -> None:
     assert (found[0].gpus, found[0].cpus, found[0].elapsed_s) == (2, 8, 500.0)
 
 
+def test_a_record_has_the_work_that_its_annotation_told(db: Database) -> None:
+    decisions.insert_many(db, [decision("t1", annotation={"app": "train", "work": 5e4}), decision("t2", annotation={})])
+    outcomes.store(db, [ran(1, token="t1"), ran(2, 2, token="t2"), ran(3, 3)], None, 0.0)
+    assert sorted(record.work or 0.0 for record in run_records(db)) == [0.0, 0.0, 5e4]
+
+
 def test_jobs_that_never_started_are_left_out(db: Database) -> None:
     outcomes.store(db, [ran(1, start=None, state="CANCELLED")], None, 0.0)
     assert list(run_records(db)) == []

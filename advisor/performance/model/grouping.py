@@ -14,7 +14,7 @@ from advisor.performance.model.hierarchy import Groups
 from advisor.performance.model.names import family as family_of
 from advisor.performance.model.observations import Runs
 from advisor.performance.model.prior import TRAITS
-from advisor.performance.model.traits import Middles, app_limits, middles
+from advisor.performance.model.traits import Middles, app_limits, middles, usual_work
 
 
 class Names(NamedTuple):
@@ -41,7 +41,7 @@ class Grouped(NamedTuple):
 
 def grouped(runs: Runs, processors: Mapping[str, Processor]) -> Grouped:
     """Groups all runs; nothing depends on the order in which they came."""
-    app, user, processor, units, log_s, cut_off, log_limit = (np.asarray(column) for column in runs.columns)
+    app, user, processor, units, log_s, cut_off, log_limit, log_work = (np.asarray(column) for column in runs.columns)
     app_names, user_names, processor_names = list(runs.app), list(runs.user), list(runs.processor)
     design = Design(own_processors(processor_names, processor), processors)
 
@@ -53,7 +53,12 @@ def grouped(runs: Runs, processors: Mapping[str, Processor]) -> Grouped:
     app = _ranks(order)[app]
     sorted_apps = [app_names[i] for i in order]
     limits = app_limits(app, log_limit, len(order))
-    middle = middles(sorted_apps, limits)
+    family = np.array([family_at[family_names[i]] for i in order], dtype=np.int64)
+    work = usual_work(family[app], log_work, families)
+    middle = middles(sorted_apps, limits, work)
+    # What each run would have taken, had it done what is usual in its family.
+    usual = np.array([work[name].usual if name in work else np.nan for name in families])
+    log_s = log_s - np.nan_to_num(log_work - usual[family[app]] if len(families) else log_work)
     limit_of = [float(value) if np.isfinite(value) else None for value in limits]
     user_order = sorted(range(len(user_names)), key=user_names.__getitem__)
     user = _ranks(user_order)[user]
@@ -77,7 +82,7 @@ def grouped(runs: Runs, processors: Mapping[str, Processor]) -> Grouped:
         pair_starts=np.searchsorted(pair_of_group, np.arange(len(pairs))),
         app_groups=np.searchsorted(app_of_pair[pair_of_group], np.arange(apps + 1)),
         app_pairs=np.searchsorted(app_of_pair, np.arange(apps + 1)),
-        family=np.array([family_at[family_names[i]] for i in order], dtype=np.int64),
+        family=family,
         families=len(families),
         traits=np.array(
             [middle.traits(name, limit) for name, limit in zip(sorted_apps, limit_of, strict=True)]

@@ -35,7 +35,7 @@ from advisor.performance.model.grouping import Group, Names, grouped
 from advisor.performance.model.hierarchy import Groups, Information, Posterior, Step, Tree, Users
 from advisor.performance.model.likelihood import weigh_one
 from advisor.performance.model.names import family as family_of
-from advisor.performance.model.observations import Observation, Runs
+from advisor.performance.model.observations import Observation, Runs, log_of_work
 from advisor.performance.model.prior import Prior
 
 
@@ -121,11 +121,18 @@ class RunTimeModel:
         return cls(prior, learned, log.design, log.names, log.groups, log.runs.astype(np.float64), weights)
 
     def predict(
-        self, app: str, user: str, processor: str, units: int = 1, limit_s: float | None = None
+        self,
+        app: str,
+        user: str,
+        processor: str,
+        units: int = 1,
+        limit_s: float | None = None,
+        work: float | None = None,
     ) -> Distribution:
         """How long the next run takes; for an app never seen, what is known of its family, or of the site.
 
-        `limit_s`, the job's time limit, counts only for apps that have never run.
+        `limit_s`, the job's time limit, counts only for apps that have never run; `work`, what its annotation tells,
+        where earlier runs of the family have told theirs.
         """
         known = self._known(app)
         row = self.design.row(processor, max(units, 1))
@@ -133,15 +140,16 @@ class RunTimeModel:
         traits = self.names.middles.traits(app, math.log(max(limit_s, 1.0)) if limit_s else None)
         path = self._path(known, family, traits if known is None else known.traits)
         mean, variance = self._expected(path, known, user, row)
+        mean += self.names.middles.more_work(family, log_of_work(work))
         new_family = family not in self._families and family not in self._family_at
         freedom = self.learned.known_from[0 if new_family else 1]
         if self.design.unknown(processor):
             variance += self.prior.unknown_processor**2
-        noise = self.learned.noise
+        noise = self.learned.noise + (0.0 if work else self.scatter(family))
         here = elsewhere = 0
         seen = False
         if known is not None:
-            noise = self._noise(known)
+            noise = self._noise(known) + (0.0 if work else self.scatter(family))
             here = known.runs_on.get(processor, 0)
             seen = here > 0
             elsewhere = sum(known.runs_on.values()) - here
@@ -178,8 +186,16 @@ class RunTimeModel:
         factor = calibration.seen if seen else calibration.elsewhere if known else calibration.new
         return factor * math.sqrt(variance * heavier(freedom) + noise * heavier(self.prior.tail))
 
+    def scatter(self, family: str) -> float:
+        """How far the work of its jobs scatters, as a variance: what is not known of one that does not tell it."""
+        found = self.names.middles.work.get(family)
+        return found.scatter() if found is not None else 0.0
+
     def update(self, run: Observation) -> None:
         """Takes one more run into account."""
+        self.names.middles.note_work(family_of(run.app)[0], run.log_work)
+        if more := self.names.middles.more_work(family_of(run.app)[0], run.log_work):
+            run = msgspec.structs.replace(run, log_s=run.log_s - more)
         known = self._known(run.app)
         app = known if known is not None else self._new(run.app, run.log_limit)
         row = self.design.row(run.processor, run.units)

@@ -45,6 +45,7 @@ class Observation(msgspec.Struct, frozen=True):
     log_s: float  # natural logarithm of seconds
     cut_off: bool = False  # it ran at least so long
     log_limit: float | None = None  # natural logarithm of the time limit in seconds; None: no limit is known
+    log_work: float | None = None  # natural logarithm of the work its annotation told, in the app's own unit
 
 
 class Refused(ValueError):
@@ -62,11 +63,13 @@ def observe(
     cpus: int | None = None,
     limit_s: float | None = None,
     restarted: bool = False,
+    work: float | None = None,
 ) -> Observation:
     """The observation in a record; raises `Refused`.
 
     `restarted`: an earlier run of the same job was sent back or lost its node. A program that goes on from a
-    checkpoint then needs less than its run time, so what it took counts as "at least".
+    checkpoint then needs less than its run time, so what it took counts as "at least". `work`: how much its annotation
+    told it would do.
     """
     cut_off = CUT_OFF.get(state)
     if cut_off is None:
@@ -90,7 +93,13 @@ def observe(
         math.log(max(elapsed_s, SHORTEST_S)),
         cut_off or restarted,
         math.log(min(limit_s, LONGEST_S)) if limit_s is not None and limit_s >= SHORTEST_S else None,
+        log_of_work(work),
     )
+
+
+def log_of_work(work: float | None) -> float | None:
+    """The logarithm of a told amount of work; None where nothing, or no amount, was told."""
+    return math.log(work) if work is not None and 0.0 < work < math.inf else None
 
 
 class Runs:
@@ -100,7 +109,7 @@ class Runs:
         self.app: dict[str, int] = {}
         self.user: dict[str, int] = {}
         self.processor: dict[str, int] = {}
-        self.columns = (array("q"), array("q"), array("q"), array("q"), array("d"), array("b"), array("d"))
+        self.columns = (array("q"), array("q"), array("q"), array("q"), array("d"), array("b"), array("d"), array("d"))
         self.refused: Counter[str] = Counter()
         for observation in observations:
             self.add(observation)
@@ -110,7 +119,7 @@ class Runs:
 
     def add(self, run: Observation) -> None:
         """Takes one more."""
-        app, user, processor, units, log_s, cut_off, limit = self.columns
+        app, user, processor, units, log_s, cut_off, limit, work = self.columns
         app.append(self.app.setdefault(run.app, len(self.app)))
         user.append(self.user.setdefault(run.user, len(self.user)))
         processor.append(self.processor.setdefault(run.processor, len(self.processor)))
@@ -118,6 +127,7 @@ class Runs:
         log_s.append(run.log_s)
         cut_off.append(run.cut_off)
         limit.append(math.nan if run.log_limit is None else run.log_limit)
+        work.append(math.nan if run.log_work is None else run.log_work)
 
     def add_record(self, **record: Any) -> Observation | None:
         """Takes what `observe` makes of a record, or counts why it made nothing of it."""
@@ -131,14 +141,21 @@ class Runs:
 
     def add_records(self, records: Iterable[tuple[Any, ...]]) -> None:
         """The same for many: each has the arguments of `observe`, in their order."""
-        names = ("app", "user", "processor", "state", "elapsed_s", "gpus", "cpus", "limit_s", "restarted")
+        names = ("app", "user", "processor", "state", "elapsed_s", "gpus", "cpus", "limit_s", "restarted", "work")
         apps, users, kinds = self.app, self.user, self.processor
-        app_column, user_column, processor_column, units_column, log_s_column, cut_off_column, limit_column = (
-            self.columns
-        )
+        (
+            app_column,
+            user_column,
+            processor_column,
+            units_column,
+            log_s_column,
+            cut_off_column,
+            limit_column,
+            work_column,
+        ) = self.columns
         log, nan = math.log, math.nan
         for record in records:
-            app, user, processor, state, elapsed_s, gpus, cpus, limit_s, restarted = record
+            app, user, processor, state, elapsed_s, gpus, cpus, limit_s, restarted, work = record
             units = (cpus if processor == "cpu" else gpus) or 1
             # Nearly all are plain: these go by without a call for each.
             plain = state == "COMPLETED" and app and user and processor and SHORTEST_S <= elapsed_s <= LONGEST_S
@@ -157,5 +174,7 @@ class Runs:
                 limit_column.append(
                     log(min(limit_s, LONGEST_S)) if limit_s is not None and limit_s >= SHORTEST_S else nan
                 )
+                log_work = log_of_work(work) if work is not None else None
+                work_column.append(nan if log_work is None else log_work)
             else:
                 self.add_record(**dict(zip(names, record, strict=True)))

@@ -17,6 +17,7 @@ from advisor.performance.model.design import Flags, Floats, Ints
 from advisor.performance.model.fit import evidence_of
 from advisor.performance.model.hierarchy import Portion
 from advisor.performance.model.model import RunTimeModel, apart_from
+from advisor.performance.model.names import family as family_of
 from advisor.performance.model.prior import NUMBER, SIZE
 from advisor.performance.snapshot import RunTimes
 
@@ -61,6 +62,7 @@ def entries_of(model: RunTimeModel, app: str, processors: Sequence[str]) -> Hist
     if len(users) > 1:
         names |= {f"{app}@{user}": user for user, count in users.items() if count >= _RUNS_OF_USER}
     everywhere = sorted({*processors, *runs.runs_on})
+    work = _work(model, app)
     for name, user in names.items():
         for cpu in (True, False):
             total, count = log_units[cpu]
@@ -69,12 +71,20 @@ def entries_of(model: RunTimeModel, app: str, processors: Sequence[str]) -> Hist
             units = max(round(math.exp(total / count)), 1)
             kinds = [processor for processor in everywhere if (processor == "cpu") == cpu]
             for processor, doubts in zip(kinds, model.doubts(app, user, kinds, units), strict=True):
-                told = model.predict(app, user, processor, units)
-                slope = model.predict(app, user, processor, units * 2).mean_log - told.mean_log
+                usual = 1.0 if work[0] is None else math.exp(work[0])
+                told = model.predict(app, user, processor, units, work=usual)
+                larger = model.predict(app, user, processor, units * 2, work=usual)
+                slope = larger.mean_log - told.mean_log
                 found.setdefault(name, {})[processor] = RunTimes(
-                    told.runs, told.mean_log, told.sd_log, True, math.log(units), slope / math.log(2), *doubts
+                    told.runs, told.mean_log, told.sd_log, True, math.log(units), slope / math.log(2), *doubts, *work
                 )
     return found
+
+
+def _work(model: RunTimeModel, app: str) -> tuple[float | None, float]:
+    """What an entry of the app is about, and how far the work of its jobs scatters; see `RunTimes`."""
+    usual = model.names.middles.work.get(family_of(app)[0])
+    return (None, 0.0) if usual is None else (usual.usual, math.sqrt(usual.scatter()))
 
 
 class _Kinds:
@@ -137,7 +147,19 @@ def _entries(
         name = model.names.apps[part.apps.start + a]
         yield (
             name,
-            _made(model, kinds.names, possible[a], on[a], mean[a], variance[a], apart[a], noise[a], size[a], slope[a]),
+            _made(
+                model,
+                kinds.names,
+                possible[a],
+                on[a],
+                mean[a],
+                variance[a],
+                apart[a],
+                noise[a],
+                size[a],
+                slope[a],
+                _work(model, name),
+            ),
         )
     for q in np.flatnonzero(~alone[pair_app] & (pair_runs >= runs_of_user)):
         a = pair_app[q]
@@ -156,6 +178,7 @@ def _entries(
                 noise[a],
                 size[a],
                 slope[a],
+                _work(model, model.names.apps[part.apps.start + a]),
             ),
         )
 
@@ -171,6 +194,7 @@ def _made(
     noise: float,
     log_units: Floats,
     slope: float,
+    work: tuple[float | None, float],
 ) -> dict[str, RunTimes]:
     freedom = model.learned.known_from[1]
     return {
@@ -183,6 +207,7 @@ def _made(
             float(slope),
             math.sqrt(max(float(variance[i] - apart[i]), 0.0)),
             math.sqrt(float(apart[i])),
+            *work,
         )
         for i, name in enumerate(names)
         if possible[i]
@@ -219,6 +244,7 @@ def _families(model: RunTimeModel, kinds: _Kinds, tree: hierarchy.Tree) -> Histo
     gpus = np.flatnonzero(~kinds.cpu)
     for i, family in enumerate(numbered):
         entries: dict[str, RunTimes] = {}
+        work = model.names.middles.work.get(model.names.families[family])
         apart = kinds.unknown.copy()
         if len(gpus):
             apart[gpus] += apart_from(kinds.rows[gpus], posterior.covariance[i] + np.diag(model.spreads.app))
@@ -238,6 +264,8 @@ def _families(model: RunTimeModel, kinds: _Kinds, tree: hierarchy.Tree) -> Histo
                 float(posterior.mean[i, SIZE]),
                 math.sqrt(max(float(variance - apart[p]), 0.0)),
                 math.sqrt(float(apart[p])),
+                None if work is None else work.usual,
+                0.0 if work is None else math.sqrt(work.scatter()),
             )
         found[model.names.families[family]] = entries
     return found
