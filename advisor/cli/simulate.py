@@ -13,6 +13,7 @@ from advisor.cli.common import fail, json_option, print_json, settings
 
 if TYPE_CHECKING:
     from advisor.sim.cluster import SimCluster
+    from advisor.sim.history import History
     from advisor.sim.workload import Workload
 
 NEEDS = ("numpy", "numba", "scipy", "highspy")
@@ -50,6 +51,12 @@ NEEDS = ("numpy", "numba", "scipy", "highspy")
     help="What policies know of run times: the truth, what was learned so far in this run, or the users' limits.",
 )
 @click.option(
+    "--history",
+    metavar="TRACE_OR_LOG",
+    help="Earlier jobs that --knowledge learned has learned from: a trace, placed by earliest start (gavel:jobs=200 "
+    "makes one from the --throughputs), or the site's log (advisor.db).",
+)
+@click.option(
     "--backfill",
     type=click.Choice(["easy", "conservative", "none"]),
     default="easy",
@@ -73,6 +80,7 @@ def command(
     levers: str | None,
     objective: Any,
     knowledge: Any,
+    history: str | None,
     backfill: Any,
     cycle_s: float,
     launch_s: float,
@@ -104,9 +112,12 @@ def command(
         given = ctx.get_parameter_source("policies") is not ParameterSource.DEFAULT
         names = [*names, *([] if "advisor" in names else ["advisor"])] if given else ["advisor"]
     chosen = _levers(levers)
+    if history is not None and knowledge != "learned":
+        raise click.UsageError("--history is for --knowledge learned")
     try:
         workload = read_workload(trace, throughputs, form, seed)
         cluster = _cluster(ctx, workload, text, from_slurm)
+        earlier = None if history is None else _history(history, cluster, throughputs, "share" in chosen, seed)
         with Progress(console=Console(stderr=True), transient=True, disable=as_json) as progress:
             bar = progress.add_task(f"{len(workload.jobs)} jobs", total=len(names))
             outcomes = simulate(
@@ -120,6 +131,7 @@ def command(
                 on_done=lambda row: progress.update(bar, advance=1, description=f"{row.policy} done"),
                 levers=chosen,
                 objective=objective,
+                history=earlier,
             )
     except (TraceError, ClusterError, UnknownPolicyError, ImpossibleJobError, ValueError) as error:
         raise click.UsageError(str(error)) from None
@@ -172,6 +184,43 @@ def _cluster(ctx: click.Context, workload: Workload, text: str | None, from_slur
 
         return cluster_of(workload)
     raise click.UsageError("name the cluster: --cluster v100=8,p100=8,k80=8, a YAML file, or --from-slurm")
+
+
+def _history(text: str, cluster: SimCluster, throughputs: Path | None, share: bool, seed: int) -> History:
+    """What a site's log says, or what one would say after the jobs of a trace."""
+    from advisor.sim.history import History, played
+    from advisor.sim.neighbours import PairTable
+    from advisor.sim.traces import gavel_like, read_workload
+    from advisor.sim.traces.gavel import read_throughputs
+
+    if _is_log(text):
+        from advisor.performance.model.observations import Runs
+        from advisor.store.database import Database, StoreError
+        from advisor.store.learning import run_records
+
+        try:
+            with Database(Path(text), read_only=True) as db:
+                refused = Runs()
+                found = [refused.add_record(**record._asdict()) for record in run_records(db)]
+        except StoreError as error:
+            fail(str(error))
+        return History(tuple(run for run in found if run is not None))
+    table = None if throughputs is None else read_throughputs(throughputs)
+    if text == "gavel" or text.startswith("gavel:"):
+        if table is None:
+            raise click.UsageError(f"--history {text} is made from a table: --throughputs FILE.json")
+        earlier = gavel_like.from_text(text, table, cluster, seed + 1)
+    else:
+        earlier = read_workload(text, throughputs, None, seed + 1)
+    return played(earlier, cluster, PairTable(table) if share and table is not None else None)
+
+
+def _is_log(text: str) -> bool:
+    try:
+        with Path(text).open("rb") as file:
+            return file.read(16) == b"SQLite format 3\0"
+    except OSError:
+        return False
 
 
 def _table(rows: list[Any]) -> None:

@@ -1,7 +1,8 @@
 """What policies know of run times during a simulation: the truth, what has been learned so far, or users' limits.
 
-`Learned` is the advisor's own run-time model. It starts from its prior, takes in every job as it ends, and writes what
-it now expects into the engine's table; it is refitted as the log grows, as in the daemon.
+`Learned` is the advisor's own run-time model. It starts from its prior and from the log of earlier jobs (`History`),
+takes in every job as it ends, and writes what it now expects into the engine's table; it is refitted as the log grows,
+as in the daemon. How much work a job does (its steps) is told to it, as an annotation would, and nothing else is.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import Literal, Protocol
 import numpy as np
 
 from advisor.performance.model.model import RunTimeModel
-from advisor.performance.model.observations import Observation, Refused, Runs, observe
+from advisor.performance.model.observations import Runs
 from advisor.performance.processors import load
 from advisor.sim.engine import Engine
+from advisor.sim.history import History, run_of
+from advisor.sim.state import Floats
 from advisor.sim.workload import SimJob
 
 Knowledge = Literal["oracle", "learned", "limits"]
@@ -25,7 +28,7 @@ FIRST_FIT, GROWTH = 16, 1.25
 # A very wide spread says that runs differ, not that their mean lies at the far end.
 WIDEST = 1.0
 
-_Kind = tuple[str, str, int, int, float | None]
+_Kind = tuple[str, str, int, int, float | None, float]
 
 
 class Beliefs(Protocol):
@@ -44,12 +47,12 @@ class Settled:
         return False
 
 
-def believe(engine: Engine, knowledge: Knowledge) -> Beliefs:
+def believe(engine: Engine, knowledge: Knowledge, history: History | None = None) -> Beliefs:
     """Sets what is expected at the start, and gives what keeps it up to date."""
     if knowledge != "oracle":
         engine.jobs = engine.jobs._replace(expected=engine.jobs.expected.copy())  # it may be the truth itself
     if knowledge == "learned":
-        return Learned(engine)
+        return Learned(engine, history)
     if knowledge == "limits":
         engine.jobs.expected[:] = np.where(np.isfinite(engine.jobs.run), engine.limit[:, None], np.inf)
     return Settled()
@@ -58,17 +61,18 @@ def believe(engine: Engine, knowledge: Knowledge) -> Beliefs:
 class Learned:
     """The run-time model beside a simulation."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, history: History | None = None) -> None:
         self.engine = engine
         self.figures = load()
-        self.log = Runs()
+        self.log = Runs(history.runs if history is not None else ())
         self.model = RunTimeModel.fitted(self.log, self.figures)
-        self.next_fit = float(FIRST_FIT)
+        self.next_fit = max(float(FIRST_FIT), len(self.log) * GROWTH)
         self.ended = np.zeros(len(engine.workload.jobs), dtype=np.bool_)
         self.of_kind: dict[_Kind, list[int]] = {}
         for j, job in enumerate(engine.workload.jobs):
             self.of_kind.setdefault(_kind(job), []).append(j)
         self.possible = np.isfinite(engine.jobs.run)
+        self.spread: Floats = np.zeros(engine.jobs.expected.shape)  # of the logarithms
         self.expect()
 
     def refresh(self, now: float) -> bool:
@@ -84,7 +88,9 @@ class Learned:
     def take(self, job: int, processor: str, seconds: float) -> None:
         """One job has ended."""
         self.ended[job] = True
-        run = self._observed(job, processor, seconds)
+        spec = self.engine.workload.jobs[job]
+        limit = None if spec.time_limit is None else float(self.engine.limit[job])
+        run = run_of(spec, processor, seconds, limit)
         if run is None:
             return
         self.log.add(run)
@@ -99,36 +105,20 @@ class Learned:
         held = self.engine.state.end[job] - self.engine.state.start[job]
         return float(held) - scheduler.launch_s - scheduler.complete_s
 
-    def _observed(self, job: int, processor: str, seconds: float) -> Observation | None:
-        spec = self.engine.workload.jobs[job]
-        cut = seconds >= float(self.engine.limit[job]) and spec.time_limit is not None
-        try:
-            return observe(
-                app=spec.app or spec.id,
-                user=spec.user,
-                processor=processor,
-                state="TIMEOUT" if cut else "COMPLETED",
-                elapsed_s=seconds,
-                gpus=spec.gpus,
-                cpus=spec.cpus,
-                limit_s=spec.time_limit,
-            )
-        except Refused:
-            return None
-
     def expect(self) -> None:
         """Writes what is now expected of all jobs that have not ended; jobs that look alike are asked about once."""
         expected = self.engine.jobs.expected
-        for (app, user, gpus, cpus, limit), jobs in self.of_kind.items():
+        for (app, user, gpus, cpus, limit, steps), jobs in self.of_kind.items():
             left = [j for j in jobs if not self.ended[j]]
             if not left:
                 continue
             for p, place in enumerate(self.engine.cluster.places):
                 units = cpus if place.processor == "cpu" else gpus
-                told = self.model.predict(app, user, place.processor, units, limit)
+                told = self.model.predict(app, user, place.processor, units, limit, steps or None)
                 seconds = math.exp(min(told.mean_log, 20.0) + min(told.sd_log, WIDEST) ** 2 / 2)
+                self.spread[left, p] = told.sd_log
                 expected[left, p] = np.where(self.possible[left, p], min(seconds, limit or math.inf), np.inf)
 
 
 def _kind(job: SimJob) -> _Kind:
-    return (job.app or job.id, job.user, max(job.gpus, 1), max(job.cpus, 1), job.time_limit)
+    return (job.app or job.id, job.user, max(job.gpus, 1), max(job.cpus, 1), job.time_limit, job.steps)

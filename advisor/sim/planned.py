@@ -66,10 +66,12 @@ def run_planned(
     outages: Sequence[Outage] = (),
     on_end: Callable[[Ended], None] | None = None,
     at_submission: Callable[[Engine], Choice] | None = None,
+    spread: Floats | None = None,
 ) -> Schedule:
     """Runs to the end; see docs/simulator.md for what each lever does and what is assumed of the site.
 
     `at_submission`: a policy that says where each job waits until the next round; default: the plan itself.
+    `spread`: of the logarithms of `expected`, which may change as it does; default: they are taken to be sure.
     """
     _check(levers, objective, outages, cluster)
     truth = contention or (PairTable(throughputs) if throughputs is not None else None)
@@ -77,6 +79,8 @@ def run_planned(
         raise ValueError("the lever share needs to know how jobs slow each other: give throughputs or contention")
     engine = Engine(cluster, workload, scheduler)
     run = _Run(engine, truth, levers, objective, expected, believed or truth, planning or Planning(), outages, seed)
+    if run.planner is not None:
+        run.planner.spread = spread
     if at_submission is not None:
         run.choose = at_submission(engine)
     return run.to_end(on_end)

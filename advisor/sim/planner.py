@@ -6,11 +6,14 @@ sets each pending job's place, the order of the queue, and which GPU a job may j
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import msgspec
 import numpy as np
 
+from advisor.performance.runtime import remaining
+from advisor.performance.snapshot import RunTimes
 from advisor.policy.replan import Plan, Sharing, Waiting, plan_pools, plan_sharing
 from advisor.sim.floor import Floor
 from advisor.sim.neighbours import Contention
@@ -60,6 +63,7 @@ class Planner:
     ) -> None:
         self.floor, self.levers, self.objective = floor, frozenset(levers), objective
         self.expected, self.believed, self.planning = expected, believed, planning
+        self.spread: Floats | None = None  # of the logarithms of `expected`; None: they are sure
         self.seed, self.plans = seed, 0
         usual = _LEAST_GAIN_SPAN if objective == "makespan" else _LEAST_GAIN
         self.least_gain = usual if planning.least_gain is None else planning.least_gain
@@ -104,7 +108,10 @@ class Planner:
         """Expected seconds of work left of a running job, as if alone."""
         floor = self.floor
         done = floor.work_done(job, now)
-        whole = self.expected[job, floor.state.place[job]] + floor.around
+        place = floor.state.place[job]
+        whole = self.expected[job, place] + floor.around
+        if self.spread is not None and not floor.kept[job] and not floor.restart[job]:
+            return left_of(float(whole), float(self.spread[job, place]), done)
         left = float(whole * (1.0 - floor.kept[job]) + floor.restart[job] - done)
         return left if left > 0 else max(_OVERDUE * done, 1.0)
 
@@ -130,6 +137,7 @@ class Planner:
         if not len(pending):
             return
         self.plans += 1
+        self._pairs.clear()  # what is believed of neighbours may have changed
         new = int((self.place[pending] < 0).sum())
         steps = self.planning.steps_kept * len(pending) + self.planning.steps_new * new
         if self.objective == "makespan":
@@ -272,3 +280,10 @@ class Planner:
                 continue
             mine, theirs = self.gpu == meant, self.gpu == seats[0]
             self.gpu[mine], self.gpu[theirs] = seats[0], meant
+
+
+def left_of(mean_s: float, spread: float, done: float) -> float:
+    """What is left of a run that has not ended after `done` seconds, as the daemon expects it."""
+    spread = min(max(spread, 1e-3), 1.0)
+    left = remaining(RunTimes(0, math.log(max(mean_s, 1.0)) - spread**2 / 2, spread, True), done)
+    return left if left > 0 else max(_OVERDUE * done, 1.0)

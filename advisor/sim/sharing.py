@@ -8,7 +8,7 @@ fitted to that, from its prior on.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,13 @@ class LearnedNeighbours:
             self._next_fit = math.ceil(len(self.seen) * GROWTH)
             self._fit()
 
+    def note_all(self, pairs: Mapping[_Pair, float]) -> None:
+        """Pairs of an earlier log."""
+        self.seen.update(pairs)
+        if len(self.seen) >= self._next_fit and find_spec("torch") is not None:
+            self._next_fit = math.ceil(len(self.seen) * GROWTH)
+            self._fit()
+
     def pair(self, job: SimJob, other: SimJob, processor: str) -> float:
         """The part of its speed that a job keeps beside the other; 0: they probably do not fit."""
         key = (job.app, other.app, processor)
@@ -71,7 +78,10 @@ class LearnedNeighbours:
         from advisor.contention.neighbours import NeighbourModel, PairOutcome
 
         model = self._model or NeighbourModel(STEPS)
-        model.fit([PairOutcome(_demand(a), _demand(b), kind, share) for (a, b, kind), share in self.seen.items()])
+        # Of very many, some: each as often as any other.
+        every = max(math.ceil(len(self.seen) / MOST_SEEN), 1)
+        some = list(self.seen.items())[::every]
+        model.fit([PairOutcome(_demand(a), _demand(b), kind, share) for (a, b, kind), share in some])
         self._model = model if model.table is not None else None
         self._guessed.clear()
 

@@ -19,6 +19,7 @@ from advisor.sim.bound import Objective
 from advisor.sim.cluster import SimCluster
 from advisor.sim.engine import Engine, Schedule, Scheduler
 from advisor.sim.heuristics import HEURISTICS, run_heuristic
+from advisor.sim.history import History
 from advisor.sim.knowledge import Knowledge, Learned, believe
 from advisor.sim.state import Floats
 from advisor.sim.traces.gavel import Throughputs, read_throughputs
@@ -73,6 +74,7 @@ class Setting(msgspec.Struct, frozen=True):
     seed: int = 0
     levers: tuple[str, ...] = DEFAULT_LEVERS
     objective: Objective = "avg_jct"
+    history: History | None = None
 
 
 class UnknownPolicyError(Exception):
@@ -99,18 +101,19 @@ def simulate(
     on_done: Callable[[Row], None] | None = None,
     levers: Sequence[str] = DEFAULT_LEVERS,
     objective: Objective = "avg_jct",
+    history: History | None = None,
 ) -> list[Outcome]:
     """One outcome for each policy, in their order.
 
     `throughputs`: needed by `gavel:…` policies, and by `advisor` for the lever `share`. `levers`: of `advisor`.
-    `objective`: what `advisor` and `oracle` make least.
+    `objective`: what `advisor` and `oracle` make least. `history`: earlier jobs, for `knowledge` "learned".
     """
     known = policy_names()
     for name in policies:
         if name not in known:
             raise UnknownPolicyError(f"there is no policy {name!r}; there are {', '.join(known)}")
     table = read_throughputs(throughputs) if isinstance(throughputs, Path) else throughputs
-    setting = Setting(scheduler or Scheduler(), table, knowledge, seed, tuple(levers), objective)
+    setting = Setting(scheduler or Scheduler(), table, knowledge, seed, tuple(levers), objective, history)
     outcomes = []
     for name in policies:
         outcome = (_preemptive if name.startswith("gavel:") else _placed)(name, workload, cluster, setting)
@@ -154,7 +157,7 @@ def _schedule(name: str, engine: Engine, setting: Setting) -> Schedule:
         from advisor.sim.stepwise import run_paragon
 
         return run_paragon(engine, setting.knowledge, setting.seed)
-    beliefs = believe(engine, setting.knowledge)
+    beliefs = believe(engine, setting.knowledge, setting.history)
     if name == "heft":
         from advisor.sim.stepping import run_stepwise
         from advisor.sim.stepwise import Heft
@@ -183,7 +186,7 @@ def _levers(engine: Engine, setting: Setting) -> Schedule:
     from advisor.sim.planned import Ended, run_planned
     from advisor.sim.sharing import LearnedNeighbours, Watched
 
-    beliefs = believe(engine, setting.knowledge)
+    beliefs = believe(engine, setting.knowledge, setting.history)
 
     def learn(ended: Ended) -> None:
         if isinstance(beliefs, Learned):
@@ -192,6 +195,8 @@ def _levers(engine: Engine, setting: Setting) -> Schedule:
 
     pairs = PairTable(setting.throughputs) if setting.throughputs is not None else None
     believed = LearnedNeighbours() if pairs is not None and setting.knowledge != "oracle" else None
+    if believed is not None and setting.history is not None and setting.knowledge == "learned":
+        believed.note_all(setting.history.pairs)
     return run_planned(
         engine.workload,
         engine.cluster,
@@ -203,6 +208,7 @@ def _levers(engine: Engine, setting: Setting) -> Schedule:
         seed=setting.seed,
         scheduler=setting.scheduler,
         on_end=learn,
+        spread=beliefs.spread if isinstance(beliefs, Learned) else None,
     )
 
 
