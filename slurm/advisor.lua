@@ -255,6 +255,22 @@ local function user_name(job_desc, uid, now)
   return name or nil
 end
 
+-- Where the job names no account or QOS, slurmctld tells the user's default one, and goes through the associations for
+-- it. A burst of submissions asks for the same ones again; kept as long as the partitions are.
+local defaults = { read = 0 } -- of one user, account and partition
+
+local function read_defaults(job_desc, uid, account, qos, partition, now)
+  local kept = defaults
+  if kept.uid == uid and kept.account == account and kept.partition == partition and kept.qos == qos
+    and fresh(kept.read, KEEP_PARTITIONS, now) then
+    return kept.default_account, kept.default_qos
+  end
+  kept.uid, kept.account, kept.qos, kept.partition, kept.read = uid, account, qos, partition, now
+  kept.default_account = not account and job_desc.default_account or false
+  kept.default_qos = not qos and job_desc.default_qos or false
+  return kept.default_account, kept.default_qos
+end
+
 -- What the submission at hand tells, by place in FIELDS; false: not given.
 local values = {}
 
@@ -274,14 +290,13 @@ local function read_request(job_desc, part_list, submit_uid, now)
   -- slurmctld answers nil unless the user asked for it: --mem and --mem-per-cpu share one field.
   local memory = job_desc.min_mem_per_node
   values[n + 1], values[n + 2] = memory or false, memory == nil and job_desc.min_mem_per_cpu or false
-  -- Where the job names none, slurmctld tells the user's default one.
-  local account, qos = job_desc.account, job_desc.qos
-  if account == "" then account = nil end
-  if qos == "" then qos = nil end
-  values[n + 3], values[n + 4] = account or false, not account and job_desc.default_account or false
-  values[n + 5], values[n + 6] = qos or false, not qos and job_desc.default_qos or false
+  local account, qos = job_desc.account or false, job_desc.qos or false
+  if account == "" then account = false end
+  if qos == "" then qos = false end
   -- The job's owner: root may submit for another user, and part_list is the owner's.
   local uid = number_of(job_desc.user_id, NO_VAL) or number_of(submit_uid, NO_VAL)
+  values[n + 3], values[n + 5] = account, qos
+  values[n + 4], values[n + 6] = read_defaults(job_desc, uid, account, qos, values[PLACE.partition], now)
   values[n + 7], values[n + 8] = uid or false, uid and user_name(job_desc, uid, now) or false
   local script, environment = job_desc.script, false
   local batch = type(script) == "string"
@@ -582,6 +597,14 @@ end
 
 local NOTHING = {} -- never written to
 
+-- A message as the user is told it; nil where nothing is left of it.
+local function one_line(message)
+  if #message > MAX_MESSAGE or find(message, "[%c\128-\255]") then
+    message = as_utf8((gsub(sub(message, 1, MAX_MESSAGE), "%c+", " ")))
+  end
+  return find(message, "%S") and message or nil
+end
+
 -- The fields to set, the token, the message and the whole reply, checked to the last value; or nil and what is wrong.
 local function judge(text, part_list)
   local decoded, reply = pcall(json.decode, text)
@@ -603,7 +626,10 @@ local function judge(text, part_list)
   if token ~= nil and not (type(token) == "string" and #token <= 128 and find(token, "^[%w._-]+$")) then
     return nil, "token is not a word"
   end
-  if message ~= nil and type(message) ~= "string" then return nil, "message is not text" end
+  if message ~= nil then
+    if type(message) ~= "string" then return nil, "message is not text" end
+    message = one_line(message)
+  end
   for field, value in pairs(set) do
     if not IS_SETTABLE[field] then return nil, "may not set " .. sub(tostring(field), 1, 40) end
     if field == "partition" then
@@ -617,20 +643,63 @@ local function judge(text, part_list)
   return set, token, message, reply
 end
 
+-- Prepared answers for the same kind mostly read alike, but for this head.
+local HEAD = format(
+  '^{"v":%d,"prepared":%%d+,"number":(%%d+),"after":(%%d+),"until":([%%d.]+),"token":"([%%w._-]+)"(.+)$',
+  advisor.PROTOCOL)
+local HEADLESS = format('{"v":%d', advisor.PROTOCOL)
+local IN_HEAD = { "token", "number", "after", "until", "prepared" }
+local MAX_BODIES = 4 * MAX_KINDS
+local bodies, body_count = {}, 0 -- what follows a head → what `judge` found in it
+
+-- The fields to set and the message of what follows a head; nil where it says something that it may not, false where
+-- the daemon says that it has no answer.
+local function judge_body(text, part_list)
+  local known = bodies[text]
+  if known then
+    -- Everything else in it has been looked at; which partitions the user may use is not for it to say.
+    local partition = known.set.partition
+    if partition and not usable_partitions(partition, part_list) then return nil end
+    return known.set, known.message
+  end
+  local set, _, message, body = judge(HEADLESS .. text, part_list)
+  if not set then return nil end
+  if given(body, "error") ~= nil then return false end
+  for _, name in ipairs(IN_HEAD) do
+    if body[name] ~= nil then return nil end
+  end
+  if body_count >= MAX_BODIES then bodies, body_count = {}, 0 end
+  bodies[text], body_count = { set = set, message = message }, body_count + 1
+  return set, message
+end
+
+-- As `judge`, then number, after and until of an answer that was prepared.
+local function judge_prepared(line, part_list)
+  local number, after, until_, token, body = match(line, HEAD)
+  if body and #token <= 128 then
+    local set, message = judge_body(body, part_list)
+    return set, token, message, tonumber(number), tonumber(after), tonumber(until_)
+  end
+  local set, message, answer
+  set, token, message, answer = judge(line, part_list)
+  if not set then return nil end
+  if given(answer, "error") ~= nil then return false end
+  return set, token, message, given(answer, "number"), given(answer, "after"), given(answer, "until")
+end
+
 -- As `judge`, of the answer that was prepared for this kind; nil where there is none that holds. The daemon is told
 -- that it is used, before it is: what nobody can be told of is not used.
 local function use_prepared(kind, part_list, now, deadline)
   local line = prepared[kind.id]
   if not line then return nil end
-  local set, token, message, answer = judge(line, part_list)
+  local set, token, message, number, after, until_ = judge_prepared(line, part_list)
   if not set then
-    disconnect() -- who prepares nonsense is asked anew
+    if set == nil then disconnect() end -- who prepares nonsense is asked anew
     return nil
   end
-  local until_, number = given(answer, "until"), given(answer, "number")
   -- Worked out before our last submission, it knows nothing of that one. The clock may have been set back.
-  if given(answer, "after") ~= turns or given(answer, "error") ~= nil or type(number) ~= "number"
-    or type(until_) ~= "number" or not (now < until_ and until_ - now <= MAX_AHEAD) then return nil end
+  if after ~= turns or type(number) ~= "number" or type(until_) ~= "number"
+    or not (now < until_ and until_ - now <= MAX_AHEAD) then return nil end
   if not note(number, deadline) then
     disconnect()
     return nil
@@ -667,13 +736,7 @@ local function apply(job_desc, told, set, token, environment)
   return false, why
 end
 
-local function tell_user(message)
-  local text = message
-  if #text > MAX_MESSAGE or find(text, "[%c\128-\255]") then
-    text = as_utf8((gsub(sub(text, 1, MAX_MESSAGE), "%c+", " ")))
-  end
-  if find(text, "%S") then pcall(slurm_table().log_user, "%s", text) end
-end
+local function tell_user(text) pcall(slurm_table().log_user, "%s", text) end
 
 -- Submission ---------------------------------------------------------------------------------------
 

@@ -35,9 +35,10 @@ GOOD_S = 2.0
 # So long may be spent on preparing after a decision. Whoever asks meanwhile waits for the one answer that is just being
 # worked out, and where a policy takes long, only the latest kinds are prepared for.
 ROUND_US = 5000.0
-# How often notes are looked for: soon after something has come, then more seldom. Then not at all, this long after the
+# How often notes are looked for: soon after something has come, then more seldom, but often enough that of two
+# submissions after a pause the second does not come before the first was seen. Then not at all, this long after the
 # last answer was good.
-FIRST_LOOK_S, SLOWER, LAST_LOOK_S, OVER_S = 0.003, 1.2, 0.05, 0.5
+FIRST_LOOK_S, SLOWER, LAST_LOOK_S, OVER_S = 0.003, 1.2, 0.008, 0.5
 # Answers that one hook may still use; more than its kinds, as new ones replace some that it may just be reading.
 _MAX_WAITING = 4 * MAX_KINDS
 

@@ -34,8 +34,8 @@ def compact(message: dict[str, Any]) -> bytes:
 
 def prepared(kind: int = 1, after: int = 1, number: int = 7, good_s: float = 2.0, **changes: Any) -> bytes:
     """As the daemon sends it: what it is stands in front."""
-    head = {"v": 1, "prepared": kind, "number": number, "after": after, "until": time.time() + good_s}
-    return compact({**head, **{key: REWRITE[key] for key in ("action", "set")}, "token": "ahead", **changes})
+    head = {"v": 1, "prepared": kind, "number": number, "after": after, "until": round(time.time() + good_s, 3)}
+    return compact({**head, "token": "ahead", **{key: REWRITE[key] for key in ("action", "set")}, **changes})
 
 
 class Preparing:
@@ -101,6 +101,38 @@ def test_a_burst_takes_one_answer_after_the_other_each_with_its_own_token(
         assert asked_once.submit().fields["admin_comment"] == f"advisor=t{n}"
     assert preparing.noted(*range(100, 120))
     assert len(preparing.asked) == 1 and len(preparing.daemon.connections) == 2  # one to ask, one for notes
+
+
+def test_a_burst_of_answers_of_which_many_are_new_takes_each_as_it_is(
+    preparing: Preparing, asked_once: Slurmctld
+) -> None:
+    """More of them than the hook keeps of what it has looked at, some of them twice."""
+    for n in range(80):
+        preparing.say(prepared(after=1 + n, number=100 + n, token=f"t{n}", message=f"about {n % 50} min sooner"))
+        outcome = asked_once.submit()
+        assert outcome.fields == AS_PREPARED | {"admin_comment": f"advisor=t{n}"}
+        assert outcome.told == [f"about {n % 50} min sooner"]
+    assert len(preparing.asked) == 1
+
+
+def test_an_answer_with_its_fields_in_another_order_is_taken(preparing: Preparing, asked_once: Slurmctld) -> None:
+    said = json.loads(prepared())
+    preparing.say(compact({"v": 1, "prepared": 1, **{key: said[key] for key in reversed(said)}}))
+    assert asked_once.submit().fields == AS_PREPARED
+    assert preparing.noted(7)
+
+
+def test_an_answer_that_was_good_before_is_not_taken_with_another_list_of_partitions(
+    preparing: Preparing, asked_once: Slurmctld
+) -> None:
+    preparing.say(prepared())
+    assert asked_once.submit().fields == AS_PREPARED
+    fewer = {name: limits for name, limits in PARTITIONS.items() if name != "v100"}
+    preparing.reply = line({"v": 1, "action": "keep"})
+    assert asked_once.submit(partitions=fewer).fields == UNCHANGED
+    preparing.say(prepared(kind=2, after=3, number=8))
+    assert asked_once.submit(partitions=fewer).fields == UNCHANGED
+    assert preparing.noted(7)
 
 
 def test_an_answer_is_used_once(preparing: Preparing, asked_once: Slurmctld) -> None:
@@ -222,6 +254,9 @@ NONSENSE: dict[str, bytes] = {
     "a field that may not change": prepared(set={"time_limit": "1"}),
     "a partition the user may not use": prepared(set={"partition": "secret"}),
     "token with a space": prepared(token="a b"),
+    "a token that is too long": prepared(token="a" * 129),
+    "a second token": prepared().replace(b'"action"', b'"token":"b","action"'),
+    "a second number": prepared().replace(b'"action"', b'"number":8,"action"'),
     "message is a list": prepared(message=["x"]),
     "deeply nested": b'{"v":1,"prepared":1,"set":' + b"[" * 5000 + b"]" * 5000 + b"}\n",
     "without end": b'{"v":1,"prepared":1,"message":"' + b"x" * 70000,
