@@ -47,7 +47,7 @@ class Need(NamedTuple):
     """Units of one pool that a job occupies while it runs."""
 
     nodes: int
-    gpus: int
+    gpus: int  # in shards where the pool's GPUs have some
     cpus: int  # CPU equivalents: CPUs, or the CPUs' worth of the memory it takes
     cpus_per_node: int  # plain CPUs, for a partition's MaxCPUsPerNode
     memory_per_node: int
@@ -116,8 +116,10 @@ def need_on(
     )
     if memory > room_memory:
         return None
+    gpus *= pool.shards_per_gpu
+    gpus += sum(gres.count * nodes for gres in demand.gres if gres.name == "shard" and pool.gpus_per_node)
     units = max(cpus, -(-memory * nodes * pool.cpus_per_node // room_memory)) if room_memory else cpus
     if demand.exclusive or whole_nodes:
         units = nodes * pool.cpus_per_node
-        gpus = max(gpus, nodes * pool.gpus_per_node)
+        gpus = max(gpus, nodes * pool.shards_per_node)
     return Need(nodes, gpus, units, cpus_per_node, memory)

@@ -85,6 +85,8 @@ def _key(pool: Pool) -> _Key:
 def _pool(index: int, key: _Key, nodes: list[Node], usable: list[Node], hardware: int) -> Pool:
     partitions, cpus, memory, gres, features = key
     gpus = [g for g in gres if g.name == "gpu" and g.count > 0]
+    count = sum(g.count for g in gpus)
+    shards = sum(g.count for g in gres if g.name == "shard")
     most = max(gpus, key=lambda g: (g.count, g.type or ""), default=None)
     return Pool(
         index=index,
@@ -96,7 +98,8 @@ def _pool(index: int, key: _Key, nodes: list[Node], usable: list[Node], hardware
         features=features,
         node_names=tuple(node.name for node in usable[:_NAMES_SHOWN]),
         processor="cpu" if most is None else most.type or "gpu",
-        gpus_per_node=sum(g.count for g in gpus),
+        gpus_per_node=count,
+        shards_per_gpu=max(shards // count, 1) if count else 1,
         sockets=max(node.sockets for node in nodes),
         weight=min(node.weight for node in nodes),
         hardware=hardware,

@@ -163,24 +163,25 @@ class Schedule:
                 index = pool_of.get(name)
                 if index is not None:
                     share[index] = share.get(index, 0) + 1
-            gpus = _gpus(job.gres)
+            gpus, shards = _gpus(job.gres), _shards(job.gres)
             for index, nodes in share.items():
                 pool = self.pools[index]
                 part = nodes / len(job.nodes)
                 if job.exclusive or any(name in self.whole for name in job.partitions):
-                    cpu_units, gpu_units = nodes * pool.cpus_per_node, nodes * pool.gpus_per_node
+                    cpu_units, gpu_units = nodes * pool.cpus_per_node, nodes * pool.shards_per_node
                 else:
                     memory = job.memory_mb * pool.cpus_per_node / pool.memory_per_node if pool.memory_per_node else 0
                     cpu_units = min(round(max(job.cpus, memory) * part), nodes * pool.cpus_per_node)
-                    gpu_units = round(gpus * part)
-                end = self._expected_end(job, pool.processor if gpus else "cpu")
+                    # Either of them takes from the same GPUs, and Slurm never gives one GPU to both kinds of jobs.
+                    gpu_units = round((gpus * pool.shards_per_gpu + shards) * part) if pool.gpus_per_node else 0
+                end = self._expected_end(job, pool.processor if gpus or shards else "cpu")
                 self._ends(job, end)
                 cpu_ends[index].append((end, max(cpu_units, 1)))
                 if gpu_units:
                     gpu_ends[index].append((end, gpu_units))
         load = []
         for pool, gpu_end, cpu_end in zip(self.pools, gpu_ends, cpu_ends, strict=True):
-            capacity = (pool.nodes * pool.gpus_per_node, pool.nodes * pool.cpus_per_node)
+            capacity = (pool.nodes * pool.shards_per_node, pool.nodes * pool.cpus_per_node)
             self.gpus.append(Track.occupied(capacity[0], gpu_end, self.now))
             self.cpus.append(Track.occupied(capacity[1], cpu_end, self.now))
             used = sum(units for _, units in (gpu_end if capacity[0] else cpu_end))
@@ -201,7 +202,7 @@ class Schedule:
                 if now == inf:
                     continue
             fits = self._where(job)
-            gpus = bool(_gpus(job.gres))
+            gpus = bool(_gpus(job.gres) or _shards(job.gres))
             best: tuple[float, Pool, Need, float] | None = None
             for pool, need in fits:
                 if need.nodes > pool.nodes:
@@ -302,6 +303,10 @@ class Schedule:
 
 def _gpus(gres: tuple[Gres, ...]) -> int:
     return sum(g.count for g in gres if g.name == "gpu")
+
+
+def _shards(gres: tuple[Gres, ...]) -> int:
+    return sum(g.count for g in gres if g.name == "shard")
 
 
 def _demand(job: Job) -> Demand:

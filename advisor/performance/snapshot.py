@@ -28,6 +28,7 @@ class Pool(msgspec.Struct, frozen=True):
     node_names: tuple[str, ...] = ()  # a few, for people to read
     processor: str = "cpu"  # the GPU type ("gpu" where it has none), or "cpu"
     gpus_per_node: int = 0  # of all types
+    shards_per_gpu: int = 1  # what a GPU is counted in on timelines: parts of it may be given to different jobs
     sockets: int = 1
     weight: int = 1  # Slurm fills the lightest nodes first
     hardware: int = -1  # pools with the same number differ only in their partitions; -1: not known
@@ -37,6 +38,11 @@ class Pool(msgspec.Struct, frozen=True):
         if gpu_type is None:
             return self.gpus_per_node
         return sum(gres.count for gres in self.gres_per_node if gres.name == "gpu" and gres.type == gpu_type)
+
+    @property
+    def shards_per_node(self) -> int:
+        """The GPUs of one node in the units in which timelines count them."""
+        return self.gpus_per_node * self.shards_per_gpu
 
     @property
     def gpu_types(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from advisor.cluster.types import ClusterState, Gres, Node, Partition
-from advisor.performance.demand import Need
+from advisor.performance.demand import Demand, Need, need_on
 from advisor.performance.queue import MAX_TIERS, build_snapshot
 from advisor.performance.snapshot import RunTimes, Snapshot
 from advisor.performance.waits import expected_wait
@@ -95,6 +95,47 @@ def test_more_in_use_than_there_is_frees_nothing_until_it_is_less():
     jobs = [running(minutes=m, cpus=4) for m in (10, 20, 30, 40)]
     state = one_pool(gpus=0, cpus=8, jobs=jobs)
     assert wait(state, need=Need(1, 0, 1, 1, 0)) == 30
+
+
+def sharded(jobs):
+    """A node of two GPUs in four shards each."""
+    node = Node("n", ("MIXED",), 64, 64_000, (Gres("gpu", 2, "v100"), Gres("shard", 8)))
+    return ClusterState("tiny", (24, 11), NOW, (node,), (Partition("main", ("n",), default=True),), tuple(jobs))
+
+
+def shards(job, count):
+    return msgspec.structs.replace(job, gres=(Gres("shard", count),))
+
+
+def on_shards(state, **asked):
+    """The wait of a submission that asks for GPUs or shards, in minutes."""
+    snapshot = build_snapshot(state, {})
+    need = need_on(Demand(**asked), snapshot.pools[0])
+    return None if need is None else expected_wait(snapshot, 0, 1, need, 36_000.0, NOW) / 60
+
+
+def test_a_gpu_of_which_shards_are_in_use_is_not_free():
+    whole, half = {"gpus": 1}, {"gres": (Gres("shard", 2),)}
+    jobs = [shards(running(minutes=60), 4), shards(running(minutes=30), 4)]
+    assert on_shards(sharded([]), **whole) == on_shards(sharded([]), **half) == 0
+    assert on_shards(sharded(jobs[:1]), **whole) == on_shards(sharded(jobs[:1]), **half) == 0
+    assert on_shards(sharded(jobs), **whole) == on_shards(sharded(jobs), **half) == 30
+
+
+def test_shards_of_a_gpu_that_somebody_has_whole_are_not_free():
+    jobs = [running(minutes=60, gpus=1), running(minutes=20, gpus=1)]
+    assert on_shards(sharded(jobs), gres=(Gres("shard", 4),)) == 20
+    assert on_shards(sharded(jobs[:1]), gres=(Gres("shard", 4),)) == 0
+    assert on_shards(sharded([]), gres=(Gres("shard", 9),)) is None
+
+
+def test_a_waiting_job_for_shards_is_ahead_and_counts_as_one_on_a_gpu():
+    history = {"tiny": {"v100": RunTimes(20, log(600), 0.05), "cpu": RunTimes(20, log(60_000), 0.05)}}
+    line = [shards(pending(minutes=600, name="tiny"), 8)]
+    snapshot = build_snapshot(sharded(line), history)
+    need = need_on(Demand(gpus=1), snapshot.pools[0])
+    assert 9 < expected_wait(snapshot, 0, 1, need, 36_000.0, NOW) / 60 < 12
+    assert snapshot.waiting == (1,)
 
 
 def nodes(count, **more):

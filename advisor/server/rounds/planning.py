@@ -165,7 +165,7 @@ def _units(pool: Pool) -> int:
 
 def _width(pool: Pool, need: Need, units: int, tasks: int) -> int:
     """How many of a pool's units a job takes, by what it needs most of."""
-    cpus, gpus = pool.nodes * pool.cpus_per_node, pool.nodes * pool.gpus_per_node
+    cpus, gpus = pool.nodes * pool.cpus_per_node, pool.nodes * pool.shards_per_node
     part = max(need.cpus / cpus if cpus else 1.0, need.gpus / gpus if gpus else 0.0) * tasks
     return min(max(math.ceil(part * units - 1e-9), 1), units)
 
