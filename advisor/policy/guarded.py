@@ -30,13 +30,9 @@ FIRST_REST_S, LONGEST_REST_S, RELIABLE = 30.0, 600.0, 200
 # Messages of the same kind are said once in so many seconds.
 _QUIET_S = 300.0
 
-UNSURE = "the network was not trained for a job like this"
-
 
 class Network(Policy, Protocol):
-    """What the learned policy has beside any policy's `predict`."""
-
-    unsure: int  # decisions that it left to the arithmetic
+    """What the learned policy has beside any policy's `predict`; what it leaves to the arithmetic, it says."""
 
     def observe(self, snapshot: Snapshot) -> None:
         """Takes in a new snapshot, before the first decision on it."""
@@ -93,16 +89,14 @@ class Guarded:
                 return self._plainly(shape, candidates, snapshot, now, "resting", self.resting)
             log.info("the learned policy is tried again")
             self.resting = ""
-        unsure = network.unsure
         try:
             scored = score(network, shape, candidates, snapshot, now)
         except Exception as error:  # a fault of the network must not cost a decision
             self._failed(error)
             return self._plainly(shape, candidates, snapshot, now, "failed", self.resting)
         self._judge(self._clock() - began)
-        if network.unsure != unsure:
-            self._count("unsure")
-            return self._by_arithmetic(scored, UNSURE)
+        if scored.by is not None:
+            self._count(scored.kind)
         return scored
 
     def _plainly(

@@ -91,6 +91,7 @@ class Scored(msgspec.Struct, frozen=True):
     explained: Callable[[], list[Prediction]]
     by: tuple[str, str] | None = None  # name and version of the policy that scored, where not the one that was asked
     fell_back: str = ""  # why it was not that one
+    kind: str = ""  # the same in a word or two, by which such decisions are counted
 
 
 def score(policy: Policy, shape: JobShape, candidates: tuple[Candidate, ...], snapshot: Snapshot, now: float) -> Scored:

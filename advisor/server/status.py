@@ -118,7 +118,7 @@ class FallbackStatus(msgspec.Struct, frozen=True):
 
     refused: str = ""  # its model cannot be used
     resting: str = ""  # it was too slow, or failed: it rests for a while
-    decisions: dict[str, int] = {}  # made by the arithmetic, by why: no model, resting, failed, unsure
+    decisions: dict[str, int] = {}  # made by the arithmetic, by why: no model, failed, no GPU, …
 
 
 class Faults(msgspec.Struct, frozen=True):

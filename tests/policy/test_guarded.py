@@ -162,7 +162,31 @@ def test_a_job_unlike_any_it_was_trained_for_is_left_to_the_arithmetic(model):
     narrow = weights._replace(range_low=weights.range_low * 0 + 1e9, range_high=weights.range_high * 0 + 2e9)
     policy = Guarded(LearnedPolicy(narrow, figures), EarliestFinish(figures))
     assert by(policy) == "earliest-finish"
-    assert policy.fallbacks == {"unsure": 1}
+    assert policy.fallbacks == {"unlike job": 1}
+
+
+def test_a_job_without_gpus_is_said_to_be_the_arithmetics(model):
+    decision = advise(model, tres_per_node=None)
+    assert decision.eligible
+    assert decision.policy == "earliest-finish"
+    assert "the learned policy did not decide: the job asks for no GPU" in decision.why
+
+
+def test_what_is_unlike_training_is_named(tmp_path):
+    weights = zero_weights()
+    write_model(tmp_path, weights._replace(pool_low=weights.pool_low * 0 + 50.0), Card("of-faster-gpus"))
+    decision = advise(tmp_path)
+    assert decision.policy == "earliest-finish"
+    assert "a pool's tflops is" in decision.why
+    assert "in training it was 50 to 1e+09" in decision.why
+
+
+def test_a_longer_wait_than_training_met_is_still_the_networks(tmp_path):
+    weights = zero_weights()
+    high = weights.range_high.copy()
+    high[[0, 2, 5]] = 1e-6  # as if nobody ever had to wait in training
+    write_model(tmp_path, weights._replace(range_high=high), Card("of-calm-sites"))
+    assert advise(tmp_path).policy == "learned"
 
 
 def test_the_daemon_imports_no_network_unless_it_is_asked_for():

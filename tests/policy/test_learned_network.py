@@ -87,7 +87,7 @@ def answered_by_numpy(weights, batch, arrays, edges, graph):
     told = forward.embed_graph(weights, graph.kernels, graph.sources, graph.targets, graph.flows)
     where = np.arange(len(pools))
     return (
-        forward.residuals(weights, candidates, topology, memory, told, where),
+        forward.residuals(weights, candidates, forward.ground(weights, topology, memory), told, where),
         forward.value(weights, topology, memory),
         (pools, candidates, topology, memory, told),
     )
@@ -103,8 +103,7 @@ def test_an_untrained_network_corrects_nothing_whatever_it_sees():
         forward.residuals(
             weights,
             drawn.normal(size=(3, len(CANDIDATE_FEATURES))) * 100,
-            drawn.normal(size=(4, 16)),
-            drawn.normal(size=8),
+            forward.ground(weights, drawn.normal(size=(4, 16)), drawn.normal(size=8)),
             drawn.normal(size=8),
             np.arange(3),
         )
@@ -213,3 +212,22 @@ def test_weights_of_another_shape_are_refused(tmp_path):
     save_file(arrays, tmp_path / "weights.safetensors")
     with pytest.raises(ModelError, match="head_b3"):
         read_model(tmp_path)
+
+
+def test_several_jobs_in_one_go_are_told_what_each_is_told_alone():
+    weights = shaken().export()
+    drawn = np.random.default_rng(4)
+    pools = forward.ground(weights, drawn.normal(size=(6, 16)), drawn.normal(size=8))
+    jobs = [
+        (drawn.normal(size=(count, len(CANDIDATE_FEATURES))), drawn.normal(size=8), drawn.integers(5, size=count))
+        for count in (2, 5, 3)
+    ]
+    alone = [forward.residuals(weights, table, pools, graph, where) for table, graph, where in jobs]
+    together = forward.residuals(
+        weights,
+        np.concatenate([table for table, _, _ in jobs]),
+        pools,
+        np.concatenate([np.tile(graph, (len(table), 1)) for table, graph, _ in jobs]),
+        np.concatenate([where for _, _, where in jobs]),
+    )
+    assert together == pytest.approx(np.concatenate(alone), rel=1e-12)

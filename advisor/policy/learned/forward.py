@@ -8,7 +8,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from advisor.policy.learned.shapes import GLOBAL_OUT, KERNEL_OUT, MEMORY, MOST, NODE_OUT, Floats, Ints, Weights
+from advisor.policy.learned.shapes import (
+    CANDIDATE_FEATURES,
+    GLOBAL_OUT,
+    KERNEL_OUT,
+    MEMORY,
+    MOST,
+    NODE_OUT,
+    Floats,
+    Ints,
+    Weights,
+)
+
+# The head's inputs end here: the candidate's own, its pool's, the cluster's, the LSTM's; then the dataflow graph's.
+_CANDIDATE = len(CANDIDATE_FEATURES)
+_POOL = _CANDIDATE + NODE_OUT
+_WHOLE = _POOL + GLOBAL_OUT
+_PAST = _WHOLE + MEMORY
 
 
 def embed_topology(w: Weights, pools: Floats, sources: Ints, targets: Ints, edges: Floats, whole: Floats) -> Floats:
@@ -65,17 +81,27 @@ def embed_graph(w: Weights, kernels: Floats, sources: Ints, targets: Ints, flows
     return total
 
 
-def residuals(w: Weights, candidates: Floats, topology: Floats, memory: Floats, graph: Floats, where: Ints) -> Floats:
+def ground(w: Weights, topology: Floats, memory: Floats) -> Floats:
+    """What the head's first layer makes of pools, the cluster and its past, whatever the job: once a snapshot.
+
+    Rows are those of `topology`, whose last one is the whole cluster.
+    """
+    whole = np.dot(topology[topology.shape[0] - 1], w.head_w1[_POOL:_WHOLE])
+    found: Floats = np.dot(topology, w.head_w1[_CANDIDATE:_POOL])
+    found += whole + np.dot(memory, w.head_w1[_WHOLE:_PAST]) + w.head_b1
+    return found
+
+
+def residuals(w: Weights, candidates: Floats, pools: Floats, graph: Floats, where: Ints) -> Floats:
     """For each candidate the logarithms of two factors: on its wait and on its run time; 0, 0 is the arithmetic.
 
-    `where` is each candidate's row of `topology`, whose last row is the whole cluster.
+    `pools` is the snapshot's `ground`, `where` each candidate's row of it. Of several jobs at once, `graph` has a row
+    for each candidate.
     """
-    count = candidates.shape[0]
-    shared = np.concatenate((topology[topology.shape[0] - 1], memory, graph))
-    around = np.zeros((count, shared.shape[0]))
-    around[:] = shared
-    inputs = np.concatenate((candidates, topology[where], around), axis=1)
-    hidden = np.maximum(np.dot(inputs, w.head_w1) + w.head_b1, 0.0)
+    hidden = np.dot(candidates, w.head_w1[:_CANDIDATE])
+    hidden += pools[where]
+    hidden += np.dot(graph, w.head_w1[_PAST:])
+    np.maximum(hidden, 0.0, out=hidden)
     hidden = np.maximum(np.dot(hidden, w.head_w2) + w.head_b2, 0.0)
     found: Floats = MOST * np.tanh((np.dot(hidden, w.head_w3) + w.head_b3) / MOST)
     return found

@@ -16,12 +16,12 @@ from advisor.config import Processor
 from advisor.performance.processors import lookup
 from advisor.performance.snapshot import Pool, Snapshot
 from advisor.policy.interface import Prediction
-from advisor.policy.learned.forward import embed_topology, remember
+from advisor.policy.learned.forward import embed_topology, ground, remember
 from advisor.policy.learned.graphs import processor_features
 from advisor.policy.learned.shapes import (
     GLOBAL_FEATURES,
+    HEAD_HIDDEN,
     LEVELS,
-    MEMORY,
     NODE_OUT,
     POOL_FEATURES,
     TICKS,
@@ -50,15 +50,25 @@ def edges_between(
     return ends[:, 0].copy(), ends[:, 1].copy(), np.asarray(rows, dtype=np.float64).reshape(-1, 3)
 
 
+def beyond(rows: Floats, low: Floats, high: Floats, names: Sequence[str], whose: str) -> str:
+    """The first figure that is outside what training met, in words; empty where none is."""
+    out = (rows < low) | (rows > high)
+    if not out.any():
+        return ""
+    row, column = np.argwhere(out)[0]
+    met = f"{low[column]:.2g} to {high[column]:.2g}"
+    return f"{whose} {names[column]} is {rows[row, column]:.2g}, in training it was {met}"
+
+
 class Seen(NamedTuple):
     """What the network made of one snapshot; rows are pools."""
 
     units: Floats
+    free: Floats  # of these, at the last poll
     belief: Floats
     belief_spread: Floats
-    topology: Floats
-    memory: Floats
-    familiar: bool = True  # whether training has met the like of it
+    ground: Floats  # of the head's first layer
+    strange: str = ""  # what of it training has never met the like of
 
 
 class Recollection:
@@ -72,7 +82,7 @@ class Recollection:
         self.looked_at = -math.inf
         self._moments = np.zeros((TICKS, len(GLOBAL_FEATURES)))
         self._start(())
-        self._seen = Seen(self._units, np.zeros(0), np.zeros(0), np.zeros((1, NODE_OUT)), np.zeros(MEMORY))
+        self._seen = Seen(self._units, self._units, np.zeros(0), np.zeros(0), np.zeros((1, HEAD_HIDDEN)))
 
     def _start(self, pools: tuple[Pool, ...]) -> None:
         """Pools that mean other nodes than before: what was learned of the old ones is forgotten."""
@@ -110,14 +120,14 @@ class Recollection:
         w = self._weights
         moments = np.concatenate((self._moments[1:], self._moment(snapshot, pools)[None]))
         rows = pools[self._rows]
-        familiar = bool(
-            ((rows >= w.pool_low) & (rows <= w.pool_high)).all()
-            and ((moments[-1] >= w.moment_low) & (moments[-1] <= w.moment_high)).all()
+        strange = beyond(rows, w.pool_low, w.pool_high, POOL_FEATURES, "a pool's") or beyond(
+            moments[-1:], w.moment_low, w.moment_high, GLOBAL_FEATURES, "the cluster's"
         )
         embedded = embed_topology(w, rows, *self._edges, moments[-1])
         topology = np.zeros((len(pools) + 1, NODE_OUT))
         topology[self._rows], topology[-1] = embedded[:-1], embedded[-1]
-        seen = Seen(self._units, belief, spread, topology, remember(w, moments), familiar)
+        free = self._units * (1.0 - pools[:, 4])
+        seen = Seen(self._units, free, belief, spread, ground(w, topology, remember(w, moments)), strange)
         self._moments, self._seen, self.looked_at = moments, seen, snapshot.taken_at
         return seen
 
@@ -148,8 +158,11 @@ class Recollection:
         # A large pool is to the network as large as the largest it was trained on.
         pools[:, 3] = np.minimum(np.log(units / 8.0), self._weights.pool_high[3])
         pools[:, 4] = snapshot.load if len(snapshot.load) == count else 0.0
-        pools[:, 5] = np.log1p(waits / usual)
-        pools[:, 6] = np.log1p(np.array(snapshot.waiting) / units) if len(snapshot.waiting) == count else 0.0
+        # So is a longer wait or queue no more than the longest: it is out of the question either way.
+        most = self._weights.pool_high
+        pools[:, 5] = np.minimum(np.log1p(waits / usual), most[5])
+        if len(snapshot.waiting) == count:
+            pools[:, 6] = np.minimum(np.log1p(np.array(snapshot.waiting) / units), most[6])
         pools[:, 7] = self.slower
         pools[:, 8] = self.best_for
         pools[:, 9] = np.log1p(rate * self.best_work / units)
@@ -166,12 +179,13 @@ class Recollection:
         rate = 1.0 / self.gap_slow if self.gap_slow > 0 else 0.0
         share = units / total
         since = snapshot.taken_at - self.looked_at
+        most = self._weights.moment_high
         return np.asarray(
             [
                 math.log1p(rate * self.work / total),
                 float(pools[:, 4] @ share),
-                math.log1p(float(np.expm1(pools[:, 5]) @ share)),
-                math.log1p(snapshot.queued / total),
+                min(math.log1p(float(np.expm1(pools[:, 5]) @ share)), float(most[2])),
+                min(math.log1p(snapshot.queued / total), float(most[3])),
                 math.log(self.gap_slow / self.gap_fast) if self.gap_fast > 0 else 0.0,
                 math.log1p(since / usual) if self.count and math.isfinite(since) and since > 0 else 0.0,
                 math.sqrt(max(self.log_run_squared - self.log_run**2, 0.0)),

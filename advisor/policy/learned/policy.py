@@ -22,13 +22,16 @@ from advisor.policy.interface import Candidate, JobShape, Policy, Prediction, Sc
 from advisor.policy.learned.files import ModelError, read_model
 from advisor.policy.learned.forward import embed_graph, residuals
 from advisor.policy.learned.graphs import Graph, graph_of
-from advisor.policy.learned.memory import Recollection, Seen
+from advisor.policy.learned.memory import Recollection, Seen, beyond
 from advisor.policy.learned.shapes import CANDIDATE_FEATURES, Floats, Ints, Weights
 
 log = logging.getLogger(__name__)
 
 # Graphs whose embedding is kept: jobs of an app come again and again.
 _KEPT = 512
+# Features that are cut to what training met: waits, how far behind the first, share of the pool, room, limit.
+CUT = [0, 2, 5, 11, 12, 15]
+UNSURE = "the network was not trained for a job like this"
 # What the run time rests on where the app itself has run before.
 _KNOWN = frozenset({"history", "history elsewhere", "similar jobs"})
 
@@ -45,7 +48,7 @@ class LearnedPolicy:
         self.version = version
         self.arithmetic = EarliestFinish(processors)
         self.unsure = 0  # decisions left to the arithmetic
-        self._weights = weights
+        self._weights, self._most = weights, weights.range_high[CUT]
         self._recollection = Recollection(weights, processors)
         # By the annotation's id; the value holds on to it, so that the id stays its own.
         self._graphs: dict[int, tuple[Annotation, Graph, Floats]] = {}
@@ -71,18 +74,19 @@ class LearnedPolicy:
         plain = self.arithmetic.score(shape, candidates, snapshot, now)
         predictions = plain.predictions
         if not shape.gpus:
-            return plain  # trained on choices between GPUs alone
+            return self._left(plain, "no GPU", "the job asks for no GPU, and the network knows choices between GPUs")
         seen = self._recollection.look(snapshot)
         rows = [p for p in predictions if p.pool is not None and p.wait_s < NOWHERE_S and p.run_s > 0]
         if len(rows) < 2:
-            return plain
+            return self._left(plain, "one place", "there is one place only where it could start")
         asked = shape.gpus
-        factors = self._factors(shape, rows, asked, snapshot, seen)
-        if factors is None:
+        scores = self._corrected(shape, rows, seen)
+        if isinstance(scores, str):
             self.unsure += 1
+            kind = "unlike cluster" if scores == seen.strange else "unlike job"
+            plain = self._left(plain, kind, f"{UNSURE} ({scores})")
         else:
-            for prediction, (wait, run) in zip(rows, np.exp(factors).tolist(), strict=True):
-                corrected = prediction.wait_s * wait + prediction.run_s * prediction.slowdown * run
+            for prediction, corrected in zip(rows, scores.tolist(), strict=True):
                 # Nobody else has seen these yet: the arithmetic made them for this call.
                 msgspec.structs.force_setattr(prediction, "score", corrected)
 
@@ -91,60 +95,65 @@ class LearnedPolicy:
             self._recollection.note(predictions, asked, now)
             return plain.explained()
 
-        return Scored(predictions, explained)
+        return msgspec.structs.replace(plain, explained=explained)
 
-    def _factors(
-        self, shape: JobShape, predictions: list[Prediction], asked: int, snapshot: Snapshot, seen: Seen
-    ) -> Floats | None:
-        """Logarithms of the factors on wait and run time; None where the network was not trained for this."""
-        if not seen.familiar:
-            return None
+    def _left(self, plain: Scored, kind: str, why: str) -> Scored:
+        """Scored by the arithmetic, and why."""
+        by = (self.arithmetic.name, self.arithmetic.version)
+        return msgspec.structs.replace(plain, by=by, fell_back=why, kind=kind)
+
+    def _corrected(self, shape: JobShape, predictions: list[Prediction], seen: Seen) -> Floats | str:
+        """Scores with the network's factors on wait and run time; in words, where it was not trained for this."""
+        if seen.strange:
+            return seen.strange
         graph, embedding = self._graph(shape)
-        where = np.asarray([p.pool for p in predictions], dtype=np.int64)
-        table = self._describe(shape, predictions, where, asked, graph.sensitivity, snapshot, seen)
+        told = np.array(
+            [
+                (p.wait_s, p.run_s, p.slowdown, p.sd_log, p.pool, 0.0 if p.run_source in _KNOWN else 1.0)
+                for p in predictions
+            ]
+        ).T
+        told[1] *= told[2]
+        where = told[4].astype(np.int64)
+        table = self._describe(shape, told, where, graph.sensitivity, seen)
         w = self._weights
-        if not ((table >= w.range_low) & (table <= w.range_high)).all():
-            return None
-        found = residuals(w, table, seen.topology, seen.memory, embedding, where)
-        return found if np.isfinite(found).all() else None
+        if strange := beyond(table, w.range_low, w.range_high, CANDIDATE_FEATURES, "a place's"):
+            return strange
+        factors = np.exp(residuals(w, table, seen.ground, embedding, where))
+        scores: Floats = told[0] * factors[:, 0] + told[1] * factors[:, 1]
+        return scores if np.isfinite(scores).all() else "its answer is no number"
 
-    def _describe(
-        self,
-        shape: JobShape,
-        predictions: list[Prediction],
-        where: Ints,
-        asked: int,
-        sensitivity: float,
-        snapshot: Snapshot,
-        seen: Seen,
-    ) -> Floats:
-        """The candidates' features, in the order of `CANDIDATE_FEATURES`."""
+    def _describe(self, shape: JobShape, told: Floats, where: Ints, sensitivity: float, seen: Seen) -> Floats:
+        """The candidates' features, in the order of `CANDIDATE_FEATURES`.
+
+        Rows of `told`: wait, run time with its slowdown, slowdown, spread, pool, whether the app is new.
+        """
         past = self._recollection
-        wait, run, slowdown, spread = np.array([(p.wait_s, p.run_s, p.slowdown, p.sd_log) for p in predictions]).T
-        run = run * slowdown
+        wait, run = told[0], told[1]
         finish = wait + run
         best, first_at = float(run.min()), int(finish.argmin())
         usual = max(past.run_s, 1e-9) if past.count else best
-        units = seen.units[where]
-        loads = np.array(snapshot.load)[where] if len(snapshot.load) == len(seen.units) else np.zeros(len(where))
-        table = np.zeros((len(predictions), len(CANDIDATE_FEATURES)))
-        table[:, 0] = np.log1p(wait / best)
-        table[:, 1] = np.log(run / best)
-        table[:, 2] = np.log1p(wait / usual)
-        table[:, 3] = np.log(run / usual)
+        asked = shape.gpus
+        logs = np.log(np.stack((run, finish, told[2])))
+        shifted = np.log1p(np.stack((wait / best, wait / usual, seen.free[where] / asked)))
+        table = np.zeros((len(where), len(CANDIDATE_FEATURES)))
+        table[:, 0] = shifted[0]
+        table[:, 1] = logs[0] - math.log(best)
+        table[:, 2] = shifted[1]
+        table[:, 3] = logs[0] - math.log(usual)
         table[:, 4] = table[:, 1] - past.slower[where]
-        table[:, 5] = np.log(finish / finish[first_at])
+        table[:, 5] = logs[1] - logs[1, first_at]
         table[first_at, 6] = 1.0
-        table[:, 7] = spread
-        table[:, 8] = np.log(slowdown)
+        table[:, 7] = told[3]
+        table[:, 8] = logs[2]
         table[:, 9] = seen.belief[where] * sensitivity
         table[:, 10] = seen.belief_spread[where] * sensitivity
-        table[:, 11] = np.minimum(asked / units, 1.0)
-        # More room, and a more generous limit, than was ever met in training say no more than the most that was.
-        most = self._weights.range_high
-        table[:, 12] = np.minimum(np.log1p(units * (1.0 - loads) / asked), most[12])
-        table[:, 14] = [0.0 if p.run_source in _KNOWN else 1.0 for p in predictions]
-        table[:, 15] = min(math.log1p((shape.time_limit_s or 3.0 * float(run.max())) / best), float(most[15]))
+        table[:, 11] = asked / seen.units[where]
+        table[:, 12] = shifted[2]
+        table[:, 14] = told[5]
+        table[:, 15] = math.log1p((shape.time_limit_s or 3.0 * float(run.max())) / best)
+        # Of waits, shares, room and limits beyond what was ever met in training the most that was met is told.
+        table[:, CUT] = np.minimum(table[:, CUT], self._most)
         return table
 
     def _graph(self, shape: JobShape) -> tuple[Graph, Floats]:
