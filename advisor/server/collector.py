@@ -7,12 +7,9 @@ or when its parent dies. Everything that touches the database runs in a thread o
 
 from __future__ import annotations
 
-import argparse
-import ctypes
 import logging
 import os
 import select
-import signal
 import sys
 import threading
 import time
@@ -26,13 +23,12 @@ from advisor.performance.processors import load
 from advisor.performance.queue import build_snapshot
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.gavel.site import with_owed
-from advisor.server import frames, journal
+from advisor.server import child_main, frames
 from advisor.server.bookkeeping import Bookkeeper
 from advisor.server.rounds.thread import Rounds
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 NICE = 5  # on a busy controller answers come before snapshots
 
 
@@ -135,22 +131,9 @@ class Collector:
         self._rounds.seen(state, msgspec.structs.replace(snapshot, wait_corrections=self._books.waits))
 
 
-def die_with_parent() -> None:
-    """Asks the kernel for SIGTERM when the daemon dies, also in the middle of a long poll."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """The child's own main; speaks frames on standard input and output."""
-    parser = argparse.ArgumentParser(prog="advisor.server.collector", description="Started by `advisor serve`.")
-    parser.add_argument("--log-level", default="info")
-    options = parser.parse_args(arguments)
-    die_with_parent()
-    os.nice(NICE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on a terminal is for the daemon, which then ends us
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    journal.set_up(options.log_level)
+    child_main.begin("advisor.server.collector", NICE, arguments)
     # Frames alone go to the daemon: whatever a library prints goes to standard error.
     outgoing = os.dup(1)
     os.dup2(2, 1)

@@ -7,11 +7,9 @@ that answers the hook. A batch is acknowledged only when it is in the database.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
-import signal
 import sys
 import time
 from collections import Counter
@@ -19,8 +17,7 @@ from collections import Counter
 import msgspec
 
 from advisor.config import Settings
-from advisor.server import journal, peers
-from advisor.server.collector import die_with_parent
+from advisor.server import child_main, journal, peers
 from advisor.server.status import TelemetryStatus
 from advisor.server.telemetry_writer import Unstorable, Writer
 from advisor.store import counters
@@ -230,22 +227,9 @@ async def run(settings: Settings) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """The child's own main."""
-    parser = argparse.ArgumentParser(prog="advisor.server.telemetry_port", description="Started by `advisor serve`.")
-    parser.add_argument("--log-level", default="info")
-    options = parser.parse_args(arguments)
-    die_with_parent()
-    os.nice(NICE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    journal.set_up(options.log_level)
-    # Unbuffered, to the end of the line and no further: what follows belongs to the loop.
-    given = b""
-    while not given.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            return 0
-        given += byte
-    return asyncio.run(run(msgspec.json.decode(given, type=Settings)))
+    child_main.begin("advisor.server.telemetry_port", NICE, arguments)
+    settings = child_main.settings_given()
+    return 0 if settings is None else asyncio.run(run(settings))
 
 
 if __name__ == "__main__":

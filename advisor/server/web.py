@@ -6,23 +6,17 @@ and only reads the log. Standard library alone: a handful of requests a minute n
 
 from __future__ import annotations
 
-import argparse
 import http.server
 import ipaddress
 import logging
-import os
-import signal
 import socket
 import sys
 import threading
 import time
 from http import HTTPStatus
 
-import msgspec
-
 from advisor.config import Settings
-from advisor.server import client, journal, web_metrics, web_page
-from advisor.server.collector import die_with_parent
+from advisor.server import child_main, client, web_metrics, web_page
 from advisor.server.status import Status
 from advisor.server.web_page import Decided, Effect
 from advisor.store.database import Database, StoreError
@@ -190,15 +184,10 @@ class Server(http.server.ThreadingHTTPServer):
 
 def main(arguments: list[str] | None = None) -> int:
     """The child's own main: settings on standard input, the address back, then serves until that input closes."""
-    parser = argparse.ArgumentParser(prog="advisor.server.web", description="Started by `advisor serve`.")
-    parser.add_argument("--log-level", default="info")
-    options = parser.parse_args(arguments)
-    die_with_parent()
-    os.nice(NICE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    journal.set_up(options.log_level)
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
+    child_main.begin("advisor.server.web", NICE, arguments)
+    settings = child_main.settings_given()
+    if settings is None:
+        return 0
     try:
         server = Server(settings)
     except (OSError, ValueError) as error:

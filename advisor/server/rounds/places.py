@@ -14,7 +14,7 @@ from advisor.performance.snapshot import Snapshot
 from advisor.policy.candidates import Choice
 from advisor.policy.interface import Candidate
 from advisor.policy.plans import Reading, plan
-from advisor.protocol import PartitionLimits
+from advisor.protocol import PartitionLimits, SubmitRequest
 from advisor.server.rounds.known import KEEP, Known, as_shown, fields_of
 
 # From this release on, an update of a pending job may name another GPU type. 22.05 refuses it, or says that it took it
@@ -48,6 +48,12 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+def request_today(known: Known, listed: Sequence[PartitionLimits]) -> SubmitRequest:
+    """The submission with the partitions that were open to it then, as they are `listed` now."""
+    allowed = {limits.name for limits in known.request.partitions}
+    return msgspec.structs.replace(known.request, partitions=[each for each in listed if each.name in allowed])
+
+
 def movable(
     job: Job,
     known: Known,
@@ -60,8 +66,7 @@ def movable(
 ) -> Movable | str:
     """The job with where it may go now, or why it stays. Only places that were open to it at its submission count."""
     known = as_shown(known, job)
-    allowed = {limits.name for limits in known.request.partitions}
-    request = msgspec.structs.replace(known.request, partitions=[limits for limits in listed if limits.name in allowed])
+    request = request_today(known, listed)
     planned = plan(request, Reading(known.annotation, None), snapshot, settings, processors)
     choice = planned.choice
     if choice is None:

@@ -20,7 +20,7 @@ from advisor.policy.plans import Reading, plan
 from advisor.policy.words import duration
 from advisor.protocol import PartitionLimits
 from advisor.server.rounds.known import Known, fields_of
-from advisor.server.rounds.places import TYPES_FROM, Proposal, gpus_of
+from advisor.server.rounds.places import TYPES_FROM, Proposal, gpus_of, request_today
 from advisor.server.rounds.walk import Walk
 
 # A place is free where a job would wait no longer than this.
@@ -55,8 +55,7 @@ def may_restart(
         return None
     if now - known.touched_at < settings.rounds.rest_s:
         return None
-    allowed = {limits.name for limits in known.request.partitions}
-    request = msgspec.structs.replace(known.request, partitions=[each for each in listed if each.name in allowed])
+    request = request_today(known, listed)
     choice = plan(request, Reading(known.annotation, None), snapshot, settings, processors).choice
     if choice is None:
         return None
