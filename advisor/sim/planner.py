@@ -18,6 +18,7 @@ from advisor.policy.replan import Plan, Sharing, Waiting, plan_pools, plan_shari
 from advisor.sim.floor import Floor
 from advisor.sim.neighbours import Contention
 from advisor.sim.state import CPUS, GPUS, Flags, Floats, Ints
+from advisor.sim.workflows import Followers
 
 # More units than this in one place are planned in groups.
 _MOST_UNITS = 256
@@ -45,6 +46,7 @@ class Planning(msgspec.Struct, frozen=True):
     requeue_gain: float = 0.3  # a job is requeued where that saves this part of its remaining time …
     requeue_least_s: float = 600.0  # … and at least this much
     restart_s: float = 60.0  # what a requeued job loses at its next start
+    workflows: bool = True  # whether it is known who waits for whom
     checkpoint_s: float = 0.0  # a requeued job resumes from its last checkpoint, this far apart; 0: from nothing
 
 
@@ -82,6 +84,7 @@ class Planner:
         )
         self.units, self.width = self._widths()
         self._pairs: dict[tuple[int, str, str], float] = {}
+        self.followers = Followers(engine)
         pool_of_node = np.full(len(engine.cluster.nodes), -1, dtype=np.int64)
         for p in range(len(self.places) - 1, -1, -1):
             pool_of_node[list(self.places[p].nodes)] = p
@@ -138,6 +141,10 @@ class Planner:
             return
         self.plans += 1
         self._pairs.clear()  # what is believed of neighbours may have changed
+        if self.planning.workflows and self.followers:
+            counted = self.followers.weights(pending, now, self.expected, self.place, self.start)
+            for job, urgency in counted.items():
+                self.weight[job] = self.specs[job].weight * urgency
         new = int((self.place[pending] < 0).sum())
         steps = self.planning.steps_kept * len(pending) + self.planning.steps_new * new
         if self.objective == "makespan":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -66,11 +67,20 @@ def study(
     scored_on: int,
     mixture: Mixture,
     progress: Progress,
+    kept: Path | None = None,
 ) -> dict[str, list[Curve]]:
-    """Each variant's curves, one for each seed; `scored_on` is the first of the scored tasks' seeds."""
+    """Each variant's curves, one for each seed; `scored_on` is the first of the scored tasks' seeds.
+
+    `kept`: a file of curves by variant and seed, so that a study that was ended goes on where it was.
+    """
     found: dict[str, list[Curve]] = {}
+    known = msgspec.json.decode(kept.read_bytes(), type=dict[str, Curve]) if kept is not None and kept.exists() else {}
     for seed in seeds:
         for name in names:
+            key = f"{name}, seed {seed}, {iterations} iterations"
+            if key in known:
+                found.setdefault(name, []).append(known[key])
+                continue
             # Short runs: the learning rate does not fall.
             settings = msgspec.structs.replace(
                 recipe,
@@ -94,6 +104,9 @@ def study(
                 [round(point["p99"], 4) for point in trainer.curve],
             )
             found.setdefault(name, []).append(curve)
+            known[key] = curve
+            if kept is not None:
+                kept.write_bytes(msgspec.json.format(msgspec.json.encode(known)))
             progress(f"{name}, seed {seed}: gain {curve.score:.4f}, p99 {curve.tail:.4f}; {curve.gains}")
     return found
 

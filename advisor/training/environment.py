@@ -159,9 +159,10 @@ def world_of(task: Task) -> World:
         axis=1,
     )
     number = {job.id: j for j, job in enumerate(jobs)}
-    parents = np.full((len(jobs), 2), -1, dtype=np.int64)
+    most = max((len(job.depends) for job in jobs), default=0)
+    parents = np.full((len(jobs), max(most, 2)), -1, dtype=np.int64)
     for j, job in enumerate(jobs):
-        for k, other in enumerate(job.depends[:2]):
+        for k, other in enumerate(job.depends):
             parents[j, k] = number[other]
     true = np.asarray([[job.run_time.get(p.processor, np.inf) for p in places] for job in jobs])
     pair = np.zeros((*true.shape, COUNTER + COUNTERS))

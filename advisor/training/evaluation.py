@@ -12,7 +12,7 @@ import numpy as np
 
 from advisor.sim.engine import Engine, Schedule
 from advisor.sim.heuristics import run_heuristic
-from advisor.sim.planned import run_planned
+from advisor.sim.planned import Planning, run_planned
 from advisor.sim.state import HEAD, RUNNING, TAIL
 from advisor.training.environment import Environment, Result, result_of
 from advisor.training.tasks import Task
@@ -22,16 +22,21 @@ from advisor.training.world import END, START, State, new_state
 class EngineChoice:
     """Asks the policy for each job's place. `learned=False`: the arithmetic, from the same features."""
 
-    def __init__(self, engine: Engine, env: Environment, learned: bool = True) -> None:
-        self._engine, self._env, self._learned = engine, env, learned
+    def __init__(self, engine: Engine, env: Environment, learned: bool = True, following: bool = False) -> None:
+        """`following`: of jobs that wait it is remembered when they were expected to start, as the daemon does."""
+        self._engine, self._env, self._learned, self._following = engine, env, learned, following
         self._state: State = new_state(env.world)
+        self._start = np.zeros(len(env.world.job))
 
     def __call__(self, job: int, now: float) -> list[int]:
         """The one place it chooses."""
         from advisor.training import rollout
 
-        state = self.seen(job, now)
-        return [int(rollout.decide(self._env.world, state, self._env.flat, job, now, self._learned))]
+        world, state = self._env.world, self.seen(job, now)
+        place = int(rollout.decide(world, state, self._env.flat, job, now, self._learned))
+        if self._following:
+            self._start[job] = rollout.expected_start(world, state, job, place, now)
+        return [place]
 
     def seen(self, job: int, now: float) -> State:
         """What runs and what waits of the jobs before `job`, as the engine has it; how long it takes stays unknown."""
@@ -44,7 +49,7 @@ class EngineChoice:
         s.place[running] = seen.place[running]
         # Queued, or held back by their own dependencies: they start later than now, nobody knows when.
         not_started = np.flatnonzero(np.isnan(seen.start[:job]))
-        s.times[not_started, START] = now + 1.0
+        s.times[not_started, START] = np.maximum(now + 1.0, self._start[not_started])
         s.place[not_started] = self._engine.jobs.options[not_started, 0]
         for p in range(len(s.held)):
             here = np.concatenate((running[s.place[running] == p], waiting[s.place[waiting] == p]))
@@ -59,16 +64,19 @@ def run_policy(env: Environment, learned: bool = True) -> Schedule:
     return engine.run_deciding(EngineChoice(engine, env, learned))
 
 
-def run_with_rounds(env: Environment, learned: bool = True, levers: Sequence[str] = ("place",)) -> Schedule:
+def run_with_rounds(
+    env: Environment, learned: bool = True, levers: Sequence[str] = ("place",), following: bool = True
+) -> Schedule:
     """The same with the advisor's rounds, as in the daemon: the policy places at submission, then plans of all that
-    waits (`advisor.policy.replan`) move jobs every 30 s."""
+    waits (`advisor.policy.replan`) move jobs every 30 s. Without `following` nobody knows who waits for whom."""
     task = env.task
     return run_planned(
         task.workload,
         task.cluster,
         levers,
         expected=task.expected,
-        at_submission=lambda engine: EngineChoice(engine, env, learned),
+        planning=Planning(workflows=following),
+        at_submission=lambda engine: EngineChoice(engine, env, learned, following),
     )
 
 

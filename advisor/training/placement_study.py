@@ -17,7 +17,7 @@ from advisor.performance.processors import load
 from advisor.policy.arithmetic import EarliestFinish
 from advisor.policy.learned import LearnedPolicy
 from advisor.policy.learned.shapes import Weights
-from advisor.sim.daemon import run_daemon
+from advisor.sim.daemon import DaemonChoice, run_daemon
 from advisor.sim.embedded import ENFORCING
 from advisor.sim.engine import Schedule
 from advisor.sim.knowledge import Settled
@@ -26,6 +26,7 @@ from advisor.sim.stepping import run_stepwise
 from advisor.sim.stepwise import Heft, Paragon
 from advisor.training.environment import Environment, Result
 from advisor.training.evaluation import engine_of, figures, run_policy, run_rule, run_with_rounds
+from advisor.training.pipelines import draw_pipelines
 from advisor.training.tasks import Mixture, Task, draw_task
 
 # Scored once; nothing was tuned on these.
@@ -105,8 +106,16 @@ def against_oracle(
     return rows
 
 
-def in_the_daemon(weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Progress) -> list[float]:
-    """Gain over the arithmetic when every submission goes through the daemon's own decision and guardrails."""
+class Daemon(msgspec.Struct, frozen=True):
+    """One site whose every submission goes through the daemon's own decision and guardrails."""
+
+    gain: float  # in average completion time, over the arithmetic there
+    p99_over_arithmetic: float
+    by_network: float  # share of the decisions that the network made
+
+
+def in_the_daemon(weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Progress) -> list[Daemon]:
+    """The learned policy beside the arithmetic, each asked through `decide` as at a site."""
     found = []
     for number, seed in enumerate(seeds):
         task = draw_task(seed, mixture)
@@ -115,29 +124,54 @@ def in_the_daemon(weights: Weights, seeds: Sequence[int], mixture: Mixture, prog
             for place, row in zip(task.cluster.places, task.figures, strict=True)
         }
         settings = msgspec.structs.replace(ENFORCING, processors=table)
-        jct = [
-            figures(task, run_daemon(engine_of(task), 0, settings, policy)).avg_jct
-            for policy in (EarliestFinish(table), LearnedPolicy(weights, table))
-        ]
-        found.append(jct[0] / jct[1])
-        progress(f"daemon {number + 1} of {len(seeds)}: {found[-1]:.3f}")
+        engine = engine_of(task)
+        choice = DaemonChoice(engine, 0, settings, LearnedPolicy(weights, table))
+        ours = figures(task, engine.run_deciding(choice))
+        plain = figures(task, run_daemon(engine_of(task), 0, settings, EarliestFinish(table)))
+        had_a_choice = [decision.policy for decision in choice.decisions if decision.eligible]
+        share = had_a_choice.count("learned") / max(len(had_a_choice), 1)
+        found.append(Daemon(plain.avg_jct / ours.avg_jct, ours.p99 / plain.p99, share))
+        progress(f"daemon {number + 1} of {len(seeds)}: {found[-1]}")
     return found
 
 
-def workflows(weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Progress) -> dict[str, list[Result]]:
-    """Jobs that wait for others: ours, the arithmetic, ours with what comes after hidden from it, and HEFT."""
-    found: dict[str, list[Result]] = {}
+class Workflow(msgspec.Struct, frozen=True):
+    """How the workflows of one task did, in seconds."""
+
+    makespan: float  # of a workflow, from its first submission to its last end: the mean over workflows
+    single: float  # completion time of jobs that are no workflow's
+    all: Result
+
+
+def workflows(
+    weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Progress
+) -> dict[str, list[Workflow]]:
+    """Workflows among other jobs: ours, ours and the arithmetic where nobody knows who waits for whom, and HEFT."""
+    found: dict[str, list[Workflow]] = {}
     for number, seed in enumerate(seeds):
-        task = draw_task(seed, mixture)
-        blind = msgspec.structs.replace(task, after=np.zeros_like(task.after))
+        drawn = draw_pipelines(seed, mixture)
+        task = drawn.task
+        env, blind = Environment(task, weights), Environment(task, weights)
+        blind.world.parents[:] = -1
         engine = engine_of(task)
         runs = {
-            "learned": run_policy(Environment(task, weights)),
-            "learned, graph ignored": run_policy(Environment(blind, weights)),
-            "arithmetic": run_policy(Environment(task, weights), learned=False),
+            "learned, place": run_with_rounds(env),
+            "learned, place, graph ignored": run_with_rounds(blind, following=False),
+            "arithmetic, place": run_with_rounds(env, learned=False),
+            "arithmetic, place, graph ignored": run_with_rounds(blind, learned=False, following=False),
+            "learned, place and order": run_with_rounds(env, levers=LEVERS["place and order"]),
+            "learned, place and order, graph ignored": run_with_rounds(
+                blind, levers=LEVERS["place and order"], following=False
+            ),
+            "learned": run_policy(blind),
+            "arithmetic": run_policy(blind, learned=False),
             "heft": run_stepwise(engine, Heft(engine, Settled())),
+            "earliest-start": run_rule(task, "earliest-start"),
         }
         for name, schedule in runs.items():
-            found.setdefault(name, []).append(figures(task, schedule))
-        progress(f"workflows {number + 1} of {len(seeds)}")
+            spans, single = drawn.makespans(schedule), drawn.alone(schedule)
+            row = Workflow(float(spans.mean()), float(single.mean()), figures(task, schedule))
+            found.setdefault(name, []).append(row)
+        row_text = ", ".join(f"{name} {rows[-1].makespan:.0f}" for name, rows in found.items())
+        progress(f"workflows {number + 1} of {len(seeds)}: {row_text}")
     return found

@@ -153,16 +153,22 @@ def note(world: World, s: State, job: int, now: float) -> None:
 
 
 @inner
-def describe(world: World, s: State, job: int, now: float, table: Floats) -> None:
-    """For each pool: wait, run time (inf: cannot), then the candidate's features."""
-    pools = len(world.units)
-    asked = int(world.job[job, ASKED])
+def _ready(world: World, s: State, job: int, now: float) -> float:
+    """When the jobs that it waits for are expected to have ended."""
     ready = now
     for k in range(world.parents.shape[1]):
         parent = world.parents[job, k]
         if parent >= 0 and s.times[parent, END] > now:
-            ends = s.times[parent, START] + world.pair[parent, s.place[parent], EXPECTED]
-            ready = max(ready, ends)
+            ready = max(ready, s.times[parent, START] + world.pair[parent, s.place[parent], EXPECTED])
+    return ready
+
+
+@inner
+def describe(world: World, s: State, job: int, now: float, table: Floats) -> None:
+    """For each pool: wait, run time (inf: cannot), then the candidate's features."""
+    pools = len(world.units)
+    asked = int(world.job[job, ASKED])
+    ready = _ready(world, s, job, now)
     best_run, first, first_at = math.inf, math.inf, 0
     for p in range(pools):
         table[p, 1] = world.pair[job, p, EXPECTED]
@@ -276,6 +282,13 @@ def decide(world: World, s: State, w: Floats, job: int, now: float, learned: boo
     describe(world, s, job, now, table)
     note(world, s, job, now)
     return score(world, s, w, job, table, learned, found)
+
+
+@machine_code
+def expected_start(world: World, s: State, job: int, pool: int, now: float) -> float:
+    """When the job would start in the pool."""
+    timeline(world, s, pool, now)
+    return float(max(s.line[int(world.job[job, ASKED]) - 1], _ready(world, s, job, now)))
 
 
 @machine_code

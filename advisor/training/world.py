@@ -35,7 +35,7 @@ class World(NamedTuple):
     edges: Floats
     job: Floats  # [job, columns above]
     pair: Floats  # [job, pool, columns above]; run times are inf where it cannot run
-    parents: Ints  # [job, 2] jobs that must end first, or -1
+    parents: Ints  # [job, k] jobs that must end first, or -1
     scale: float  # mean of the jobs' best run times: the unit of costs
     usual: float  # mean time in the system under the arithmetic
 

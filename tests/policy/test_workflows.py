@@ -15,6 +15,7 @@ from advisor.policy.registry import make_policy
 from advisor.policy.workflow import MAX_OF_USER, MAX_TASKS, MAX_WORKFLOWS, OVER_S, Workflows
 from advisor.policy.workflow_graph import Graph, Task
 from advisor.policy.workflow_placing import yielding
+from advisor.policy.workflow_urgency import LEAST, urgencies
 from tests.policy import site
 from tests.policy.site import NOW, runs
 
@@ -234,3 +235,24 @@ def test_kernels_that_can_run_on_several_processors_steer_the_choice():
     runs_on = {p.processor: p.run_s for p in by_memory.predictions}
     assert runs_on["v100"] < runs_on["p100"]  # there the kernel falls back to the CPU
     assert place(by_memory) == "v100"
+
+
+def test_a_job_that_holds_up_its_workflow_counts_as_one_of_its_own_does():
+    # 1 → 3 → 4, and 2 → 4; 5 is nobody's.
+    ends = {1: 100.0, 2: 110.0, 3: 1000.0, 4: 1100.0, 5: 50.0}
+    found = urgencies(ends, {3: (1,), 4: (2, 3)}, [1, 2, 5], now=0.0)
+    assert found[1] > 0.9
+    assert found[2] == LEAST
+    assert 5 not in found
+
+
+def test_jobs_that_hold_up_the_end_together_share_the_weight():
+    maps = dict.fromkeys(range(1, 10), 100.0)
+    found = urgencies(maps | {10: 200.0}, {10: tuple(maps)}, list(maps), now=0.0)
+    assert found == pytest.approx(dict.fromkeys(maps, 1 / 3))
+
+
+def test_what_a_job_waits_for_may_have_ended_or_name_itself():
+    ends = {2: 10.0, 3: 20.0}
+    assert urgencies(ends, {2: (1,), 3: (3, 7)}, [2, 3], now=0.0) == {}
+    assert urgencies({}, {2: (1,)}, [2], now=0.0) == {}

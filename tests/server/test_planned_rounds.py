@@ -74,6 +74,30 @@ def test_the_fast_gpu_is_left_to_the_job_that_gains_more_from_it(site):
     assert "planned together" in together[10].why
 
 
+def test_the_fast_gpu_goes_to_the_job_that_its_workflow_waits_for(site):
+    site.history = {
+        "first": {"v100": runs(1000), "p100": runs(1700), "k80": runs(2000)},
+        "aside": {"v100": runs(1000), "p100": runs(1900), "k80": runs(2000)},
+        "long": {"v100": runs(9000), "p100": runs(9000), "k80": runs(9000)},
+    }
+    site.running = [busy("v1"), busy("p1"), busy("p2"), busy("k1", 30), busy("k2", 30)]
+    for number, app in ((10, "first"), (11, "aside")):
+        site.submit(number, name=app, partition="k80", tres_per_node="gres/gpu:2")
+    site.free("v1", "p1")
+
+    def places():
+        return {each.job_id: each.to_place for each in looked(site, Ready())}
+
+    assert places() == {10: "p100/p100", 11: "v100/v100"}, "by itself, the second gains more"
+    # The long one waits for the first; the last one of the workflow for that and for the other.
+    for number, name, behind in ((12, "long", "afterok:10"), (13, "first", "afterok:11:12")):
+        follower = msgspec.structs.replace(
+            site.pending[0], job_id=number, name=name, reason="Dependency", dependency=behind, admin_comment=""
+        )
+        site.pending.append(follower)
+    assert places() == {10: "v100/v100", 11: "p100/p100"}
+
+
 def test_without_the_planner_each_job_is_looked_at_by_itself(site):
     site.submit(10)
     site.submit(11)

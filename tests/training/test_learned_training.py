@@ -13,7 +13,7 @@ from advisor.policy.learned.files import read_model
 from advisor.policy.learned.network import PlacementNetwork, Without
 from advisor.policy.learned.shapes import LEVELS, zero_weights
 from advisor.training import checkpoint
-from advisor.training.ablation_study import LOOK, Curve, episodes_ratio
+from advisor.training.ablation_study import LOOK, Curve, episodes_ratio, study
 from advisor.training.actor_critic import Trainer
 from advisor.training.checkpoint import train_into
 from advisor.training.environment import Environment
@@ -218,3 +218,16 @@ def test_episodes_are_counted_to_the_same_score():
     assert episodes_ratio(curve(1.02, 1.0, 1.0, 1.0, 1.0), slow) == 4.0
     # Never there: as if it took twice all there were.
     assert episodes_ratio(curve(0.9, 0.9, 0.9, 0.9, 0.9), slow) == 0.5
+
+
+def test_an_ended_study_goes_on_with_what_it_has_already_trained(tmp_path):
+    kept, said = tmp_path / "curves.json", []
+
+    def run(names):
+        return study(RECIPE, names, [1], LOOK, 700, SMALL, said.append, kept)
+
+    first = run(["whole"])
+    assert len(said) == 1
+    both = run(["whole", "without LSTM"])
+    assert len(said) == 2 and said[1].startswith("without LSTM")
+    assert both["whole"] == first["whole"]

@@ -13,10 +13,12 @@ import msgspec
 from advisor.cluster.types import ClusterState
 from advisor.config import Settings
 from advisor.performance.demand import Need
+from advisor.performance.queue import followers_of
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.guardrails import prefer
 from advisor.policy.interface import Policy, Prediction, score
 from advisor.policy.words import duration
+from advisor.policy.workflow_urgency import urgencies
 from advisor.server.rounds.ordering import exchanges
 from advisor.server.rounds.places import Movable, Proposal
 from advisor.server.rounds.planning import Planned, Planner, Turn
@@ -39,7 +41,7 @@ def look(
     line: list[Turn] = []
     order = "order" in settings.levers
     if planner is not None and len(jobs) > 1 and planner.ready():
-        line = _survey(state, snapshot, jobs, policy, now, settings.rounds.most_jobs)
+        line = _weighed(_survey(state, snapshot, jobs, policy, now, settings.rounds.most_jobs), state, snapshot, now)
         rounds = settings.rounds
         fresh = Walk(state, snapshot)
         planned = planner.plan(line, fresh.schedule, now, rounds.objective, order, rounds.longest_wait_s)
@@ -117,6 +119,17 @@ def _survey(
             line.append(Turn(job.job_id, -1 if here is None else here, options, waited, shape.tasks_at_once))
         walk.put(mine, 0, predictions[0])
     return line
+
+
+def _weighed(line: list[Turn], state: ClusterState, snapshot: Snapshot, now: float) -> list[Turn]:
+    """The same line; jobs that hold up the end of a workflow count as jobs of their own do, others of it for less."""
+    followers = followers_of((job for job in state.jobs if job.pending), state.taken_at)
+    ends = {job: underway.end for job, underway in snapshot.underway.items()}
+    leaders = {job: behind.jobs for job, behind in followers.items()}
+    counted = urgencies(ends, leaders, [turn.job_id for turn in line], now)
+    return [
+        msgspec.structs.replace(turn, weight=counted[turn.job_id]) if turn.job_id in counted else turn for turn in line
+    ]
 
 
 def _proposal(

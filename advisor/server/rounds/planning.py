@@ -13,6 +13,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,6 +21,9 @@ from advisor.performance.demand import Need
 from advisor.performance.queue import Schedule
 from advisor.performance.snapshot import Pool
 from advisor.performance.track import Track
+
+if TYPE_CHECKING:  # numpy is there only where plans are made
+    from advisor.policy.replan.problem import Floats, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,7 @@ class Turn(msgspec.Struct, frozen=True):
     options: dict[int, tuple[Need, float]]  # pool → what it takes, for how many seconds
     waited_s: float
     tasks: int = 1  # that run side by side
+    weight: float = 1.0  # what its end counts beside that of others: less where its workflow does not wait for it
 
 
 class Planned(msgspec.Struct, frozen=True):
@@ -127,7 +132,7 @@ def _plan(
         run=run,
         width=width,
         age=np.asarray([turn.waited_s for turn in line]),
-        weight=np.ones(len(line)),
+        weight=np.asarray([turn.weight for turn in line]),
         before=np.asarray([column.get(turn.here, -1) for turn in line], dtype=np.int64),
         position=np.arange(len(line), dtype=np.float64),
         fixed=np.asarray([turn.waited_s > longest_wait_s for turn in line]),
@@ -137,9 +142,8 @@ def _plan(
     steps = min(_STEPS_A_JOB * len(line), int(_MOST_WORK / a_step))
     as_it_is = plan_pools(waiting, ready, objective, False, 0, seed)
     plan = plan_pools(waiting, ready, objective, reorder, steps, seed)
-    ends = [
-        _goal(each.start + run[np.arange(len(line)), each.pool], waiting.age, objective) for each in (as_it_is, plan)
-    ]
+    rows = np.arange(len(line))
+    ends = [_goal(each.start + run[rows, each.pool], waiting, objective) for each in (as_it_is, plan)]
     return Planned(
         {turn.job_id: pools[int(pool)] for turn, pool in zip(line, plan.pool, strict=True) if pool >= 0},
         {turn.job_id: float(start) for turn, start in zip(line, plan.start, strict=True)},
@@ -148,15 +152,15 @@ def _plan(
     )
 
 
-def _goal(ends: object, age: object, objective: str) -> float:
+def _goal(after: Floats, waiting: Waiting, objective: str) -> float:
     """What the objective asks for, of ends that are counted from now."""
     import numpy as np
 
-    after = np.asarray(ends)
     if objective == "makespan":
         return float(after.max(initial=0.0))
-    taken = after + np.asarray(age)
-    return float(np.quantile(taken, 0.99) if objective == "p99_jct" else after.mean())
+    if objective == "p99_jct":
+        return float(np.quantile(after + waiting.age, 0.99))
+    return float((after * waiting.weight).sum() / waiting.weight.sum())
 
 
 def _units(pool: Pool) -> int:
