@@ -19,7 +19,7 @@ from msgspec import Meta
 DEFAULT_FILE = Path("/etc/slurm-advisor/advisor.yaml")
 
 Mode = Literal["off", "shadow", "advise", "enforce"]
-Lever = Literal["place", "order", "requeue"]
+Lever = Literal["place", "order", "share", "requeue"]
 Objective = Literal["avg_jct", "p99_jct", "makespan"]
 Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -141,6 +141,14 @@ class PolicySettings(Section, frozen=True):
     min_gain_s: Annotated[
         float, Meta(ge=0, description="Least expected gain in seconds for which a job is changed.")
     ] = 30.0
+
+
+class Sharing(Section, frozen=True):
+    """How GPUs are shared, where `levers` has share and nodes have gres/shard."""
+
+    jobs_per_gpu: Annotated[
+        int, Meta(ge=2, le=16, description="Into so many parts of equal size a GPU is divided.")
+    ] = 2
 
 
 class Rounds(Section, frozen=True):
@@ -331,10 +339,12 @@ class Settings(Section, frozen=True):
         tuple[Lever, ...],
         _says(
             "What may be done with jobs after their submission; place: move pending jobs; order: exchange their turns "
-            "(nice); requeue: also restart running jobs that said `requeue: true` elsewhere. [] turns all of it off."
+            "(nice); requeue: also restart running jobs that said `requeue: true` elsewhere. [] turns all of it off. "
+            "share, at submission: give jobs that said `share: true` shards of a GPU in place of a whole one."
         ),
     ] = ("place",)
     rounds: Rounds = Rounds()
+    sharing: Sharing = Sharing()
     log: Log = Log()
     telemetry: Telemetry = Telemetry()
     agent: Agent = Agent()

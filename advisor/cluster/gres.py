@@ -27,6 +27,10 @@ _NOT_GRES = frozenset({"cpu", "mem", "node", "billing", "energy", "fs", "vmem", 
 _GPU = re.compile(r"(?P<head>\s*(?:gres[:/])?gpu)(?P<tail>[:=].*)?\Z", re.DOTALL)
 
 
+# The GPU type of a job that has some shards of one, and others may have the rest: `k80/shard`.
+PART = "/shard"
+
+
 class Tres(msgspec.Struct, frozen=True):
     """A TRES string (`cpu=4,mem=8G,node=1,gres/gpu=2`), read. What it does not name is None."""
 
@@ -136,6 +140,32 @@ def with_type(field_value: str, gpu_type: str) -> str:
         raise ValueError(f"{field_value!r} asks for GPUs more than once; a single type would change the request")
     for index in places:
         tokens[index] = _token_with_type(tokens[index], gpu_type)
+    return ",".join(tokens)
+
+
+def part_of(gpu_type: str) -> str:
+    """What a GPU type is called for a job that has a part of one."""
+    return gpu_type + PART
+
+
+def whole(processor: str) -> str:
+    """The GPU type of which this is a part, or the processor itself."""
+    return processor.removesuffix(PART)
+
+
+def with_shards(field_value: str, shards: int) -> str:
+    """The same request with so many shards in place of its one GPU: `gres:gpu:1` → `gres:shard:2`.
+
+    Shards have no type: which GPUs they are of, the partition says.
+    """
+    tokens = field_value.split(",")
+    places = [index for index, token in enumerate(tokens) if _GPU.match(token)]
+    if len(places) != 1 or gpu_request(field_value)[0] != 1:
+        raise ValueError(f"{field_value!r} does not ask for one GPU")
+    match = _GPU.match(tokens[places[0]])
+    assert match is not None
+    mark = "=" if "=" in (match.group("tail") or "") else ":"
+    tokens[places[0]] = f"{match.group('head').removesuffix('gpu')}shard{mark}{shards}"
     return ",".join(tokens)
 
 

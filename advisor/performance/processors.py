@@ -13,9 +13,13 @@ from functools import lru_cache
 import msgspec
 import yaml
 
+from advisor.cluster.gres import PART, whole
 from advisor.config import Processor
 from advisor.resources import folder
 
+# A GPU of which a job has a part is a type of its own, of which run times are learned; until they are, it is taken to
+# be so much slower than the whole.
+SHARED_SLOWER = 1.5
 # `1g.5gb`, `3g`: a slice of a GPU, which is not what the table's figures are about.
 _SLICE = re.compile(r"(?:^|[_.-])[1-7]g(?:[_.-]|$)")
 _PARTS = re.compile(r"[_\s-]+")
@@ -35,6 +39,11 @@ def load(overrides: Mapping[str, Processor] | None = None) -> dict[str, Processo
 def lookup(processors: Mapping[str, Processor], name: str) -> Processor | None:
     """The entry for a GPU type as the site spells it, or None where the table does not know it."""
     spelled = name.lower()
+    if spelled.endswith(PART):
+        all_of_it = lookup(processors, whole(spelled))
+        return all_of_it and msgspec.structs.replace(
+            all_of_it, tflops=all_of_it.tflops / SHARED_SLOWER, memory_gbs=all_of_it.memory_gbs / SHARED_SLOWER
+        )
     if spelled in processors:
         return processors[spelled]
     if _SLICE.search(spelled):

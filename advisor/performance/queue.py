@@ -12,6 +12,7 @@ from math import inf
 
 import msgspec
 
+from advisor.cluster.gres import part_of
 from advisor.cluster.types import ClusterState, Gres, Job, Partition
 from advisor.performance import constraint, dependency
 from advisor.performance.demand import Demand, Need, need_on
@@ -174,7 +175,7 @@ class Schedule:
                     cpu_units = min(round(max(job.cpus, memory) * part), nodes * pool.cpus_per_node)
                     # Either of them takes from the same GPUs, and Slurm never gives one GPU to both kinds of jobs.
                     gpu_units = round((gpus * pool.shards_per_gpu + shards) * part) if pool.gpus_per_node else 0
-                end = self._expected_end(job, pool.processor if gpus or shards else "cpu")
+                end = self._expected_end(job, _processor(job, pool))
                 self._ends(job, end)
                 cpu_ends[index].append((end, max(cpu_units, 1)))
                 if gpu_units:
@@ -202,12 +203,11 @@ class Schedule:
                 if now == inf:
                     continue
             fits = self._where(job)
-            gpus = bool(_gpus(job.gres) or _shards(job.gres))
             best: tuple[float, Pool, Need, float] | None = None
             for pool, need in fits:
                 if need.nodes > pool.nodes:
                     continue
-                run_s = self._expected_run(job, pool.processor if gpus else "cpu")
+                run_s = self._expected_run(job, _processor(job, pool))
                 start = start_on(self.gpus[pool.index], self.cpus[pool.index], need, run_s, now)
                 if best is None or start < best[0]:
                     best = (start, pool, need, run_s)
@@ -242,7 +242,7 @@ class Schedule:
                 cpus=-(-need.cpus * nodes // need.nodes),
                 gpus=-(-need.gpus * nodes // need.nodes),
             )
-            run_s = self._expected_run(job, pool.processor if need.gpus else "cpu")
+            run_s = self._expected_run(job, _processor(job, pool))
             place(self.gpus[pool.index], self.cpus[pool.index], part, run_s, self.now)
             touched.add(pool.index)
             left -= nodes
@@ -307,6 +307,12 @@ def _gpus(gres: tuple[Gres, ...]) -> int:
 
 def _shards(gres: tuple[Gres, ...]) -> int:
     return sum(g.count for g in gres if g.name == "shard")
+
+
+def _processor(job: Job, pool: Pool) -> str:
+    if _gpus(job.gres):
+        return pool.processor
+    return part_of(pool.processor) if _shards(job.gres) else "cpu"
 
 
 def _demand(job: Job) -> Demand:

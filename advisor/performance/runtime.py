@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from advisor.cluster.gres import whole
 from advisor.config import Processor
 from advisor.dfg.graph import Annotation, Kernel, topological_order
 from advisor.performance.model.names import family
@@ -166,7 +167,8 @@ def _from_elsewhere(
     others = [(name, runs) for name, runs in past.items() if runs.count > 0 and (name == "cpu") == (processor == "cpu")]
     if not others:
         return None
-    name, runs = max(others, key=lambda item: (item[1].count, item[0]))
+    # The whole of a GPU tells most about a part of it, and a part about the whole.
+    name, runs = max(others, key=lambda item: (whole(item[0]) == whole(processor), item[1].count, item[0]))
     source, target = lookup(processors, name), lookup(processors, processor)
     known = source is not None and target is not None
     shift = math.log(speed(source) / speed(target)) if source is not None and target is not None else 0.0
@@ -183,7 +185,7 @@ def _kinds(kernel: Kernel, processor: str, figures: Processor | None, gpus: int)
     for name in kernel.on:
         if name == "cpu":
             kinds.append("cpu")
-        elif processor != "cpu" and name in ("gpu", processor):
+        elif processor != "cpu" and name in ("gpu", whole(processor)):
             room = figures.memory_gb * 2**30 * max(gpus, 1) if figures is not None else 0.0
             if not room or kernel.memory <= room:
                 kinds.append("gpu")

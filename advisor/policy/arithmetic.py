@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from advisor.cluster.gres import part_of
 from advisor.config import Processor
 from advisor.dfg.graph import Annotation
 from advisor.performance.demand import Need
@@ -238,5 +239,7 @@ def _reason(prediction: Prediction, estimate: Estimate) -> str:
 
 def _processor(shape: JobShape, candidate: Candidate, snapshot: Snapshot, pool: int) -> str:
     if not shape.gpus:
-        return "cpu"
-    return candidate.gpu_type or shape.demand.gpu_type or snapshot.pools[pool].processor
+        shards = any(gres.name == "shard" for gres in shape.demand.gres)
+        return part_of(snapshot.pools[pool].processor) if shards else "cpu"
+    kind = candidate.gpu_type or shape.demand.gpu_type or snapshot.pools[pool].processor
+    return part_of(kind) if candidate.shared else kind

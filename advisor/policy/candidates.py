@@ -19,6 +19,7 @@ from advisor.performance.snapshot import Snapshot
 from advisor.policy.eligibility import Open
 from advisor.policy.feasibility import Asked, Terms, refusal, terms, too_large
 from advisor.policy.interface import Candidate, JobShape
+from advisor.policy.shares import shared_in
 from advisor.protocol import PartitionLimits, SubmitRequest
 
 _Fits = tuple[tuple[int, Need], ...]
@@ -39,8 +40,12 @@ def find_candidates(
     snapshot: Snapshot,
     excluded: tuple[str, ...],
     processors: Mapping[str, Processor],
+    jobs_per_gpu: int = 1,
 ) -> Choice:
-    """All candidates. Where Slurm might not take the job as it is written, only `keep`: nothing is rescued."""
+    """All candidates. Where Slurm might not take the job as it is written, only `keep`: nothing is rescued.
+
+    `jobs_per_gpu`: where GPUs have shards, a job that may share one may have such a part of it.
+    """
     listed = {limits.name: limits for limits in request.partitions}
     keep = Candidate("keep", request.partition, keep=True)
     asked = Asked(
@@ -101,6 +106,8 @@ def find_candidates(
             if refusal(partition, limits, request, shape) or terms(partition, limits, asked) != own:
                 continue
         candidates += _in_partition(request, shape, open_, search, partition, limits, processors)
+        if jobs_per_gpu > 1 and shape.annotation.share:
+            candidates += shared_in(request, shape, open_, snapshot, partition, limits, processors, jobs_per_gpu)
     return Choice(tuple(candidates), shape, "" if len(candidates) > 1 else "there is only one place for it")
 
 

@@ -48,6 +48,7 @@ class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
     keep: bool = False
     needs: tuple[Need, ...] = ()  # what it would take of each of these pools
     tiers: tuple[int, ...] = ()  # the priority tier at which it would wait for each of them
+    shared: bool = False  # it gets a part of a GPU
 
 
 class Prediction(msgspec.Struct, frozen=True, omit_defaults=True):

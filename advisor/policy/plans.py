@@ -110,7 +110,8 @@ def plan(
         return Plan(openness.why)
     if snapshot is None:
         return Plan()
-    choice = find_candidates(request, shape, openness, snapshot, settings.exclude.partitions, processors)
+    jobs_per_gpu = settings.sharing.jobs_per_gpu if "share" in settings.levers else 1
+    choice = find_candidates(request, shape, openness, snapshot, settings.exclude.partitions, processors, jobs_per_gpu)
     return Plan(choice=choice, partitions=request.partitions)
 
 

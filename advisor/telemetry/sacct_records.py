@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from advisor.cluster.gres import part_of
 from advisor.cluster.hostlist import HostlistError, expand_hostlist
 from advisor.cluster.types import SourceError
 from advisor.store.outcomes import OutcomeRow, StepRow, token_in
@@ -127,12 +128,19 @@ def parse_record(fields: Fields, gpu_types: Mapping[str, str], max_rss_mb: int |
         given.memory_mb,
         given.gpus,
         gpu_type,
-        (gpu_type or ("gpu" if given.gpu_like else "cpu")) if nodes else "",
+        _processor(given, gpu_type) if nodes else "",
         _number(time_limit),
         comment or None,
         cpu_seconds(total_cpu) if nodes else None,
         max_rss_mb,
     )
+
+
+def _processor(given: _Allocation, gpu_type: str | None) -> str:
+    if not given.gpu_like:
+        return "cpu"
+    whole = gpu_type or "gpu"
+    return whole if given.gpus else part_of(whole)
 
 
 def parse_step(fields: Fields) -> StepRow:

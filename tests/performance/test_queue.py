@@ -129,8 +129,8 @@ def test_shards_of_a_gpu_that_somebody_has_whole_are_not_free():
     assert on_shards(sharded([]), gres=(Gres("shard", 9),)) is None
 
 
-def test_a_waiting_job_for_shards_is_ahead_and_counts_as_one_on_a_gpu():
-    history = {"tiny": {"v100": RunTimes(20, log(600), 0.05), "cpu": RunTimes(20, log(60_000), 0.05)}}
+def test_a_waiting_job_for_shards_is_ahead_for_as_long_as_such_jobs_run_on_shards():
+    history = {"tiny": {"v100/shard": RunTimes(20, log(600), 0.05), "cpu": RunTimes(20, log(60_000), 0.05)}}
     line = [shards(pending(minutes=600, name="tiny"), 8)]
     snapshot = build_snapshot(sharded(line), history)
     need = need_on(Demand(gpus=1), snapshot.pools[0])

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from advisor.cluster.gres import PART
 from advisor.cluster.pending import safe
 from advisor.cluster.types import Job
 from advisor.config import Mode, Processor, Settings
@@ -65,6 +66,8 @@ def movable(
     now: float,
 ) -> Movable | str:
     """The job with where it may go now, or why it stays. Only places that were open to it at its submission count."""
+    if known.place.endswith(PART):
+        return "it shares a GPU"  # what Slurm makes of another request for gres is not tried on such jobs
     known = as_shown(known, job)
     request = request_today(known, listed)
     planned = plan(request, Reading(known.annotation, None), snapshot, settings, processors)
@@ -83,6 +86,8 @@ def movable(
     for each in choice.candidates:
         there = fields_of(request, each.set, snapshot)
         if each.name == known.place or each.name not in known.places or there == here or not safe(there):
+            continue
+        if each.shared:
             continue
         if snapshot.release < TYPES_FROM and gpus_of(there) != gpus_of(here):
             continue

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from advisor.cluster.gres import PART
 from advisor.cluster.pending import safe
 from advisor.cluster.types import Job
 from advisor.config import Mode, Processor, Settings
@@ -51,7 +52,7 @@ def may_restart(
 ) -> Runs | None:
     """The job, if its user let it be requeued, it never was, and it was not moved a moment ago."""
     wanted = known.annotation is not None and known.annotation.requeue
-    if not wanted or known.fixed or job.restarts or job.array_job_id is not None:
+    if not wanted or known.fixed or job.restarts or job.array_job_id is not None or known.place.endswith(PART):
         return None
     if now - known.touched_at < settings.rounds.rest_s:
         return None
@@ -59,7 +60,7 @@ def may_restart(
     choice = plan(request, Reading(known.annotation, None), snapshot, settings, processors).choice
     if choice is None:
         return None
-    places = tuple(each for each in choice.candidates if each.name in known.places)
+    places = tuple(each for each in choice.candidates if each.name in known.places and not each.shared)
     fields = tuple(fields_of(request, each.set, snapshot) for each in places)
     return Runs(job, known, mode, msgspec.structs.replace(choice, candidates=places), fields)
 
