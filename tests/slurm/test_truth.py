@@ -38,7 +38,7 @@ def true_enough(result: Agreement) -> bool:
 @pytest.mark.timeout(600)  # compiles the simulator where no other test has
 def test_the_simulator_starts_jobs_when_and_where_slurm_does(without_the_hook: Cluster) -> None:
     site = without_the_hook
-    if site.release >= (26, 5):
+    if site.release == "26.05":
         pytest.skip("slurmctld 26.05 logs neither what backfill starts nor when nodes come free")
     cluster = from_state(CommandsSource(["docker", "exec", site.container]).read())
     parameters = slurm_parameters(site.ok("scontrol", "show", "config"))
