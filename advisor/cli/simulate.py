@@ -13,6 +13,7 @@ from advisor.cli.common import fail, json_option, print_json, settings
 
 if TYPE_CHECKING:
     from advisor.sim.cluster import SimCluster
+    from advisor.sim.engine import Scheduler
     from advisor.sim.history import History
     from advisor.sim.workload import Workload
 
@@ -58,10 +59,11 @@ NEEDS = ("numpy", "numba", "scipy", "highspy")
 )
 @click.option(
     "--backfill",
-    type=click.Choice(["easy", "conservative", "none"]),
+    type=click.Choice(["easy", "conservative", "slurm", "none"]),
     default="easy",
     show_default=True,
-    help="Whether short jobs may overtake: past one reservation, past all, or not at all.",
+    help="Whether short jobs may overtake: past one reservation, past all, step by step as slurmctld 24.11 with its "
+    "default intervals (not with levers), or not at all.",
 )
 @click.option("--cycle", "cycle_s", default=0.0, show_default=True, help="Least seconds between two scheduler passes.")
 @click.option("--launch", "launch_s", default=0.0, show_default=True, help="Seconds that starting a job takes.")
@@ -99,7 +101,7 @@ def command(
     if missing:
         fail(f"the simulator needs {', '.join(missing)}: pip install 'slurm-advisor[sim]'")
     from advisor.sim.cluster import ClusterError
-    from advisor.sim.engine import ImpossibleJobError, Scheduler
+    from advisor.sim.engine import ImpossibleJobError
     from advisor.sim.simulate import UnknownPolicyError, policy_names, simulate
     from advisor.sim.traces import read_workload
     from advisor.sim.workload import TraceError
@@ -124,7 +126,7 @@ def command(
                 workload,
                 cluster,
                 names,
-                Scheduler(backfill=backfill, cycle_s=cycle_s, launch_s=launch_s),
+                _scheduler(backfill, cycle_s, launch_s),
                 throughputs,
                 knowledge,
                 seed,
@@ -149,6 +151,16 @@ def command(
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _scheduler(backfill: Any, cycle_s: float, launch_s: float) -> Scheduler:
+    from advisor.sim.engine import Scheduler
+
+    # slurmctld looks once a second at what happened, and backfill comes every bf_interval, 30 s by default.
+    beat_s, interval_s = (1.0, 30.0) if backfill == "slurm" else (0.0, 0.0)
+    return Scheduler(
+        backfill=backfill, cycle_s=cycle_s, launch_s=launch_s, beat_s=beat_s, backfill_interval_s=interval_s
+    )
 
 
 def _levers(text: str | None) -> tuple[str, ...]:

@@ -13,7 +13,19 @@ import numpy as np
 
 from advisor.sim.compiled import compiled, entry
 from advisor.sim.expecting import choose_earliest_finish
-from advisor.sim.placing import account, enqueue, find_now, pop_end, reserve, start_chosen, tightest
+from advisor.sim.placing import (
+    account,
+    capped,
+    enqueue,
+    find_now,
+    move_up,
+    pop_end,
+    reserve,
+    room,
+    room_anywhere,
+    start_chosen,
+)
+from advisor.sim.slurmctld import backfill_pass, main_pass
 from advisor.sim.state import (
     CHANGED,
     CONSERVATIVE,
@@ -34,20 +46,14 @@ from advisor.sim.state import (
     RESERVED,
     RUNNING,
     SHORTEST_FIRST,
+    SLURM,
     TAIL,
     Flags,
-    Ints,
     Jobs,
     Machine,
     Rules,
     State,
 )
-
-
-@compiled
-def _capped(jobs: Jobs, s: State, job: int) -> bool:
-    array = jobs.array[job]
-    return bool(array >= 0 and 0 < jobs.array_limit[array] <= s.array_running[array])
 
 
 @compiled
@@ -57,55 +63,21 @@ def _hold(m: Machine, jobs: Jobs, s: State, rules: Rules, job: int, now: float, 
     if jobs.options.shape[1] == 1 or jobs.options[job, 1] < 0:
         place = jobs.options[job, 0]
         if not (rules.backfill == EASY and taken[place]):
-            reserve(m, jobs, s, job, place, now, rules, True)
+            reserve(m, jobs, s, job, place, now, True)
             taken[place] = True
         return
     for k in range(jobs.options.shape[1]):
         place = jobs.options[job, k]
         if place < 0:
             break
-        # In Slurm, one for each partition that the job names.
-        if rules.whole_nodes and where >= 0 and m.partition[place] != m.partition[where]:
-            if s.counters[RESERVED] < len(s.reserved_job):
-                reserve(m, jobs, s, job, where, now, rules, True)
-            best, where = math.inf, -1
         if rules.backfill == EASY and taken[place]:
             continue
-        time = reserve(m, jobs, s, job, place, now, rules, False)
+        time = reserve(m, jobs, s, job, place, now, False)
         if time < best:
             best, where = time, place
     if where >= 0 and s.counters[RESERVED] < len(s.reserved_job):
-        reserve(m, jobs, s, job, where, now, rules, True)
+        reserve(m, jobs, s, job, where, now, True)
         taken[where] = True
-
-
-@compiled
-def _room(need: Ints, place_free: Ints, nodes: int, job: int, place: int) -> bool:
-    """Whether the place as a whole has what the job needs; its nodes one by one may still not."""
-    return bool(
-        nodes * need[job, 0] <= place_free[place, 0]
-        and nodes * need[job, 1] <= place_free[place, 1]
-        and nodes * need[job, 2] <= place_free[place, 2]
-    )
-
-
-@compiled
-def _room_anywhere(options: Ints, need: Ints, place_free: Ints, nodes: Ints, job: int) -> bool:
-    for k in range(options.shape[1]):
-        if options[job, k] < 0:
-            break
-        if _room(need, place_free, nodes[job], job, options[job, k]):
-            return True
-    return False
-
-
-@compiled
-def _several_kinds(options: Ints, partition: Ints, job: int, k: int) -> bool:
-    """Whether the k-th place of a job is the first of several of one partition."""
-    here = partition[options[job, k]]
-    if k + 1 == options.shape[1] or options[job, k + 1] < 0 or partition[options[job, k + 1]] != here:
-        return False
-    return bool(k == 0 or partition[options[job, k - 1]] != here)
 
 
 @compiled
@@ -119,7 +91,6 @@ def _pass(m: Machine, jobs: Jobs, s: State, rules: Rules, backfill: int, now: fl
     n_places = len(m.place_first) - 1
     last = min(tail, head + rules.depth)
     taken = np.zeros(n_places, dtype=np.bool_)
-    nowhere = np.zeros(n_places, dtype=np.bool_)
     closed = np.zeros(len(m.size), dtype=np.bool_)
     most = len(s.reserved_job)
     # Looked at for every job of the queue, so they are kept at hand (see `advisor.sim.placing` on passing tuples).
@@ -132,23 +103,17 @@ def _pass(m: Machine, jobs: Jobs, s: State, rules: Rules, backfill: int, now: fl
         job = queue[i]
         started = False
         open_place = False
-        capped = array[job] >= 0 and _capped(jobs, s, job)
-        if not capped:
+        held_back = array[job] >= 0 and capped(jobs, s, job)
+        if not held_back:
             for k in range(options.shape[1]):
                 place = options[job, k]
                 if place < 0:
                     break
-                several = rules.whole_nodes and nodes[job] == 1 and _several_kinds(options, m.partition, job, k)
-                if backfill != CONSERVATIVE and taken[place]:
-                    if backfill == FIFO and not several:
-                        continue
-                else:
+                if backfill == CONSERVATIVE or not taken[place]:
                     open_place = True
-                if several:
-                    place = tightest(m, jobs, s, job, k, now, taken if backfill == FIFO else nowhere)
-                    if place < 0:
-                        continue
-                if _room(need, place_free, nodes[job], job, place) and find_now(m, jobs, s, job, place, now):
+                elif backfill == FIFO:
+                    continue
+                if room(need, place_free, nodes[job], job, place) and find_now(m, jobs, s, job, place, now):
                     start_chosen(m, jobs, s, job, place, now)
                     started = True
                     break
@@ -158,7 +123,7 @@ def _pass(m: Machine, jobs: Jobs, s: State, rules: Rules, backfill: int, now: fl
             # What is free only shrinks during a pass: where nobody behind has room, nothing more can start,
             # and there is no need to work out reservations.
             roomy = max(roomy, i + 1)
-            while roomy < last and not _room_anywhere(options, need, place_free, nodes, queue[roomy]):
+            while roomy < last and not room_anywhere(options, need, place_free, nodes, queue[roomy]):
                 roomy += 1
             if roomy == last:
                 i += 1
@@ -167,16 +132,11 @@ def _pass(m: Machine, jobs: Jobs, s: State, rules: Rules, backfill: int, now: fl
                 _close(m, jobs, job, taken, closed)
             elif open_place and counters[RESERVED] < most:
                 _hold(m, jobs, s, rules, job, now, taken)
-            elif backfill == CONSERVATIVE and not capped:
+            elif backfill == CONSERVATIVE and not held_back:
                 i += 1
                 break
         i += 1
-    # The survivors move up against the untouched rest, so a pass costs what it looked at.
-    moved = i - kept
-    if moved > 0:
-        for k in range(kept - 1, head - 1, -1):
-            s.queue[k + moved] = s.queue[k]
-        s.counters[HEAD] = head + moved
+    move_up(s, head, kept, i)
 
 
 @compiled
@@ -208,7 +168,7 @@ def _shortest_pass(m: Machine, jobs: Jobs, s: State, now: float) -> None:
                 job = s.queue[i]
                 if (
                     jobs.expected[job, place] < best
-                    and not _capped(jobs, s, job)
+                    and not capped(jobs, s, job)
                     and find_now(m, jobs, s, job, place, now)
                 ):
                     best, at, where = jobs.expected[job, place], i, place
@@ -266,16 +226,19 @@ def _next_pass(s: State, rules: Rules) -> float:
 
 @compiled
 def _next_backfill(s: State, rules: Rules) -> float:
-    """When backfill comes by itself: on its beat, and only after something has changed since it last came."""
+    """When backfill comes by itself: an interval after it last came, if something has changed since.
+
+    Where nothing has, it looks again every second until something does; Slurm notes changes by the second, also those
+    that its schedulers make to jobs that wait.
+    """
     interval, coming = rules.backfill_interval_s, s.clock[NEXT_BACKFILL]
-    if s.clock[CHANGED] < coming - interval:
+    notes = rules.backfill == SLURM and s.counters[TAIL] > s.counters[HEAD] and s.counters[HEAP] > 0
+    if s.clock[CHANGED] < math.floor(coming - interval) and not notes:
         return math.inf
-    recorded = np.searchsorted(rules.backfills, max(s.clock[NOW], coming - interval + 1e-6))
+    recorded = np.searchsorted(rules.backfills, coming - interval + 1e-6)
     if recorded < len(rules.backfills):
-        return float(rules.backfills[recorded])
-    if coming < s.clock[NOW]:
-        coming += math.ceil((s.clock[NOW] - coming) / interval) * interval
-    return float(coming)
+        return float(max(s.clock[NOW], rules.backfills[recorded]))
+    return float(coming + max(0.0, math.ceil(s.clock[CHANGED] - coming)))
 
 
 @entry
@@ -290,7 +253,7 @@ def run(m: Machine, jobs: Jobs, s: State, rules: Rules) -> int:
         # What happened since the last pass waits for the next one, which comes a cycle later at the earliest.
         due = _next_pass(s, rules)
         tick = math.inf
-        if rules.backfill_interval_s > 0 and s.counters[TAIL] > s.counters[HEAD]:
+        if rules.backfill_interval_s > 0:
             tick = _next_backfill(s, rules)
         coming = min(time, tick, due if s.counters[DIRTY] > 0 else math.inf)
         if rules.until < coming < math.inf:
@@ -299,7 +262,11 @@ def run(m: Machine, jobs: Jobs, s: State, rules: Rules) -> int:
         if tick < time and not (s.counters[DIRTY] > 0 and due <= tick):
             s.clock[NOW] = tick
             s.clock[NEXT_BACKFILL] = tick + rules.backfill_interval_s
-            _pass(m, jobs, s, rules, rules.backfill, tick)
+            if rules.backfill == SLURM:
+                started = backfill_pass(m, jobs, s, rules, tick)
+                s.clock[NEXT_BACKFILL] += started * rules.backfill_start_s
+            else:
+                _pass(m, jobs, s, rules, rules.backfill, tick)
             continue
         if s.counters[DIRTY] > 0 and due < time:
             s.clock[NOW] = due
@@ -307,7 +274,13 @@ def run(m: Machine, jobs: Jobs, s: State, rules: Rules) -> int:
             s.counters[DIRTY] = 0
             if rules.decide == SHORTEST_FIRST:
                 _shortest_pass(m, jobs, s, due)
-            elif s.counters[TAIL] > s.counters[HEAD]:
+            elif s.counters[TAIL] == s.counters[HEAD]:
+                pass
+            elif rules.backfill == SLURM:
+                main_pass(m, jobs, s, rules, due)
+                if rules.backfill_interval_s == 0:
+                    backfill_pass(m, jobs, s, rules, due)
+            else:
                 _pass(m, jobs, s, rules, FIFO if rules.backfill_interval_s > 0 else rules.backfill, due)
             continue
         if time == math.inf:

@@ -33,6 +33,7 @@ from advisor.sim.state import (
     PASSES,
     RESOURCES,
     SHORTEST_FIRST,
+    SLURM,
     Flags,
     Floats,
     Ints,
@@ -49,7 +50,8 @@ Choose = Callable[[int, float], Sequence[int]]  # (job, now) → places in the o
 class Scheduler(msgspec.Struct, frozen=True):
     """How the simulated slurmctld behaves."""
 
-    backfill: Literal["none", "easy", "conservative"] = "easy"
+    # `slurm`: as slurmctld does it, step by step (`advisor.sim.slurmctld`); the others are those of the literature.
+    backfill: Literal["none", "easy", "conservative", "slurm"] = "easy"
     depth: int = 500  # jobs looked at in one pass, as bf_max_job_test
     reservations: int = 64  # conservative: most jobs that hold a reservation
     cycle_s: float = 0.0  # least seconds between two passes
@@ -63,10 +65,12 @@ class Scheduler(msgspec.Struct, frozen=True):
     # that cannot start, and backfill comes by itself every so many seconds (bf_interval).
     backfill_interval_s: float = 0.0
     backfill_phase_s: float = 0.0  # where its beat falls: when it comes first, less than an interval
-    resolution_s: float = 0.0  # reservations begin and end on multiples of this (bf_resolution); 0: exactly
-    resolution_up: bool = True  # their ends are rounded up, as from 24.11 on; before, down
-    window_s: float = 0.0  # conservative: jobs that end this close to each other count as one end (30 s in Slurm)
-    whole_nodes: bool = False  # conservative: reservations keep whole nodes, one for each partition, as Slurm's do
+    # Only for `slurm`:
+    resolution_s: float = 60.0  # reservations begin and end on multiples of this (bf_resolution)
+    since_24_11: bool = True  # as from 24.11 on: their ends are rounded up, and slots tried in another order
+    window_s: float = 30.0  # running jobs that end this close to each other count as one end
+    horizon_s: float = 86400.0  # how far ahead reservations are made (bf_window)
+    backfill_start_s: float = 0.0  # by how much each job that backfill starts puts off its next look
     # To replay a real run: when its passes came, and when backfill did, in place of the beats above.
     passes: tuple[float, ...] = ()
     backfills: tuple[float, ...] = ()
@@ -180,7 +184,7 @@ class Engine:
 
     def rules(self, decide: int, callback: bool, until: float = np.inf) -> Rules:
         """The scheduler's settings as the core takes them."""
-        modes = {"none": FIFO, "easy": EASY, "conservative": CONSERVATIVE}
+        modes = {"none": FIFO, "easy": EASY, "conservative": CONSERVATIVE, "slurm": SLURM}
         return Rules(
             modes[self.scheduler.backfill],
             decide,
@@ -191,9 +195,11 @@ class Engine:
             float(self.scheduler.beat_s),
             float(self.scheduler.backfill_interval_s),
             float(self.scheduler.resolution_s),
-            self.scheduler.resolution_up,
+            self.scheduler.since_24_11,
             float(self.scheduler.window_s),
-            self.scheduler.whole_nodes,
+            self.scheduler.reservations,
+            float(self.scheduler.horizon_s),
+            float(self.scheduler.backfill_start_s),
             np.asarray(self.scheduler.passes, dtype=np.float64),
             np.asarray(self.scheduler.backfills, dtype=np.float64),
             until,
@@ -317,7 +323,8 @@ def _jobs(
     # Places that can run a job in the cluster's order, then -1.
     possible = np.isfinite(true_run)
     options = np.where(np.sort(~possible, axis=1), -1, np.argsort(~possible, axis=1, kind="stable")).astype(np.int64)
-    planned = limit + scheduler.launch_s
+    # Slurm counts from the allocation on.
+    planned = limit if scheduler.backfill == "slurm" else limit + scheduler.launch_s
     around = scheduler.launch_s + scheduler.complete_s
     exclusive = np.asarray([job.exclusive for job in jobs], dtype=np.bool_)
     return Jobs(
@@ -325,7 +332,6 @@ def _jobs(
         nodes=_ints([job.nodes for job in jobs]),
         need=_ints([needs(job) for job in jobs]).reshape(-1, RESOURCES),
         exclusive=exclusive,
-        reserves_whole=exclusive | scheduler.whole_nodes,
         limit=planned,
         priority=np.asarray([job.priority for job in jobs], dtype=np.float64),
         run=np.where(np.isfinite(true_run), np.minimum(true_run, limit[:, None]) + around, np.inf),

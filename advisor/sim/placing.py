@@ -17,12 +17,10 @@ from advisor.sim.state import (
     RESOURCES,
     RUNNING,
     TAIL,
-    Flags,
     Floats,
     Ints,
     Jobs,
     Machine,
-    Rules,
     State,
 )
 
@@ -79,6 +77,44 @@ def enqueue(counters: Ints, queue: Ints, priority: Floats, job: int) -> None:
     queue[i] = job
 
 
+@compiled
+def capped(jobs: Jobs, s: State, job: int) -> bool:
+    """Whether as many tasks of the job's array run as may."""
+    array = jobs.array[job]
+    return bool(array >= 0 and 0 < jobs.array_limit[array] <= s.array_running[array])
+
+
+@compiled
+def room(need: Ints, place_free: Ints, nodes: int, job: int, place: int) -> bool:
+    """Whether the place as a whole has what the job needs; its nodes one by one may still not."""
+    return bool(
+        nodes * need[job, 0] <= place_free[place, 0]
+        and nodes * need[job, 1] <= place_free[place, 1]
+        and nodes * need[job, 2] <= place_free[place, 2]
+    )
+
+
+@compiled
+def room_anywhere(options: Ints, need: Ints, place_free: Ints, nodes: Ints, job: int) -> bool:
+    """Whether any of the job's places as a whole has what it needs."""
+    for k in range(options.shape[1]):
+        if options[job, k] < 0:
+            break
+        if room(need, place_free, nodes[job], job, options[job, k]):
+            return True
+    return False
+
+
+@compiled
+def move_up(s: State, head: int, kept: int, seen: int) -> None:
+    """Of the queue from head to seen, those up to kept still wait: they move up, so a pass costs what it looked at."""
+    moved = seen - kept
+    if moved > 0:
+        for k in range(kept - 1, head - 1, -1):
+            s.queue[k + moved] = s.queue[k]
+        s.counters[HEAD] = head + moved
+
+
 # More units than any place has.
 UNBOUNDED = 1 << 40
 
@@ -86,7 +122,8 @@ UNBOUNDED = 1 << 40
 # Small functions take the arrays they read, not the tuples that hold them: passing a tuple counts a
 # reference for each of its arrays, which costs more than the work.
 @compiled
-def _fits(need: Ints, free: Ints, node: int) -> bool:
+def fits(need: Ints, free: Ints, node: int) -> bool:
+    """Whether a node has this much of everything."""
     return bool(need[0] <= free[node, 0] and need[1] <= free[node, 1] and need[2] <= free[node, 2])
 
 
@@ -94,7 +131,7 @@ def _fits(need: Ints, free: Ints, node: int) -> bool:
 def _spares(need: Ints, starts: Floats, count: int, spare: Ints, node: int, begin: float, end: float) -> bool:
     """Whether these needs on this node from begin to end leave every reservation that starts in between as it is."""
     for r in range(count):  # noqa: SIM110 - numba has no all()
-        if begin <= starts[r] < end and not _fits(need, spare[r], node):
+        if begin <= starts[r] < end and not fits(need, spare[r], node):
             return False
     return True
 
@@ -133,56 +170,15 @@ def find_now(m: Machine, jobs: Jobs, s: State, job: int, place: int, now: float)
     for q in range(m.place_first[place], m.place_first[place + 1]):
         node = nodes[q]
         if whole:
-            if not _fits(jobs.need[job], size, node):
+            if not fits(jobs.need[job], size, node):
                 continue
             need = size[node]
-        if _fits(need, free, node) and _spares(need, starts, count, spare, node, now, end):
+        if fits(need, free, node) and _spares(need, starts, count, spare, node, now, end):
             chosen[found] = node
             found += 1
             if found == wanted:
                 return True
     return False
-
-
-@compiled
-def _in_place(m: Machine, place: int, node: int) -> bool:
-    for q in range(m.node_first[node], m.node_first[node + 1]):  # noqa: SIM110 - numba has no any()
-        if m.node_places[q] == place:
-            return True
-    return False
-
-
-@compiled
-def tightest(m: Machine, jobs: Jobs, s: State, job: int, first: int, now: float, closed: Flags) -> int:
-    """Of the places of one partition (options from `first` on), that which Slurm takes for a job of one node; -1: none.
-
-    Slurm looks at runs of neighbouring nodes with room and takes the run with the fewest free CPUs, so that wide
-    gaps stay whole. Between nodes of one kind this is the first with room; between kinds it is not.
-    """
-    options, need, end = jobs.options, jobs.need[job], now + jobs.limit[job]
-    starts, count, spare = s.reserved_start, s.counters[RESERVED], s.spare
-    partition = m.partition[options[job, first]]
-    best, where = UNBOUNDED, -1
-    run, begin = 0, -1
-    for node in range(len(m.size) + 1):
-        found = -1
-        if node < len(m.size) and _fits(need, s.free, node) and _spares(need, starts, count, spare, node, now, end):
-            for k in range(first, options.shape[1]):
-                place = options[job, k]
-                if place < 0 or m.partition[place] != partition:
-                    break
-                if not closed[place] and _in_place(m, place, node):
-                    found = place
-                    break
-        if found >= 0:
-            if begin < 0:
-                run, begin = 0, found
-            run += s.free[node, CPUS]
-        elif begin >= 0:
-            if run < best:
-                best, where = run, begin
-            begin = -1
-    return int(where)
 
 
 @compiled
@@ -231,14 +227,14 @@ def _less_reserved(m: Machine, jobs: Jobs, s: State, time: float) -> None:
             need = jobs.need[job]
             for node in range(len(m.size)):
                 if s.reserved_nodes[r, node]:
-                    if jobs.reserves_whole[job]:
+                    if jobs.exclusive[job]:
                         need = m.size[node]
                     _change(s.left, node, need, -1)
 
 
 @compiled
-def _find_then(m: Machine, jobs: Jobs, s: State, job: int, place: int, time: float, busy_first: bool) -> bool:
-    """Whether the job fits in the place from a time on; the nodes, busy ones first or in order, go into `chosen`."""
+def _find_then(m: Machine, jobs: Jobs, s: State, job: int, place: int, time: float) -> bool:
+    """Whether the job fits in the place from a time on; the nodes, busy ones first, go into `chosen`."""
     need = jobs.need[job]
     end = time + jobs.limit[job]
     _less_reserved(m, jobs, s, time)
@@ -246,16 +242,16 @@ def _find_then(m: Machine, jobs: Jobs, s: State, job: int, place: int, time: flo
     starts, count = s.reserved_start, s.counters[RESERVED]
     found = 0
     # Nodes that are free now are left to backfill as far as possible.
-    for turn in range(2 if busy_first else 1):
+    for turn in range(2):
         for q in range(m.place_first[place], m.place_first[place + 1]):
             node = m.place_nodes[q]
             if jobs.exclusive[job]:
-                if not _fits(jobs.need[job], m.size, node):
+                if not fits(jobs.need[job], m.size, node):
                     continue
                 need = m.size[node]
             if (
-                (not busy_first or _fits(need, free, node) == (turn == 1))
-                and _fits(need, left, node)
+                fits(need, free, node) == (turn == 1)
+                and fits(need, left, node)
                 and _spares(need, starts, count, spare, node, time, end)
             ):
                 s.chosen[found] = node
@@ -273,34 +269,8 @@ def _release(then: Ints, nodes: Ints, need: Ints, size: Ints, whole: bool) -> No
 
 
 @compiled
-def _ends_together(
-    m: Machine, jobs: Jobs, s: State, place: int, i: int, bound: float, window: float
-) -> tuple[float, float, float]:
-    """The last end of the next running jobs of a place, from the i-th on, that Slurm takes off its nodes together.
-
-    It rounds the first end up to the window, takes all that end within the window after that, and doubles the window
-    each time the job still does not fit. Returns the end, that bound, and the window for the next time.
-    """
-    last = math.inf
-    for k in range(i, s.counters[RUNNING]):
-        other = s.running[k]
-        if not _in_place(m, place, s.slots[jobs.slot_first[other]]):
-            continue
-        end = s.start[other] + jobs.limit[other]
-        if bound == -math.inf:
-            bound = (math.floor(end / window) + 1) * window
-        if last < math.inf and end > bound + window:
-            break
-        while end > bound + window:
-            window *= 2
-        last = end
-    return last, bound, window if last == math.inf else 2 * window
-
-
-@compiled
-def reserve(m: Machine, jobs: Jobs, s: State, job: int, place: int, now: float, rules: Rules, commit: bool) -> float:
+def reserve(m: Machine, jobs: Jobs, s: State, job: int, place: int, now: float, commit: bool) -> float:
     """The earliest start of the job in the place by the users' limits; with commit, books it."""
-    window = rules.window_s
     s.then[:] = s.free
     start, limit, running, need, nodes = s.start, jobs.limit, s.running, jobs.need, jobs.nodes
     exclusive, slots, first, then, size = jobs.exclusive, s.slots, jobs.slot_first, s.then, m.size
@@ -308,12 +278,9 @@ def reserve(m: Machine, jobs: Jobs, s: State, job: int, place: int, now: float, 
     cpus, gpus = s.place_free[place, CPUS], s.place_free[place, GPUS]
     i = 0
     time = now
-    bound = -math.inf
     while True:
         upcoming = math.inf
-        if window > 0:
-            upcoming, bound, window = _ends_together(m, jobs, s, place, i, bound, window)
-        elif i < s.counters[RUNNING]:
+        if i < s.counters[RUNNING]:
             upcoming = start[running[i]] + limit[running[i]]
         for r in range(s.counters[RESERVED]):
             if time < s.reserved_end[r] < upcoming:
@@ -331,25 +298,19 @@ def reserve(m: Machine, jobs: Jobs, s: State, job: int, place: int, now: float, 
         if (
             nodes[job] * need[job, CPUS] <= cpus
             and nodes[job] * need[job, GPUS] <= gpus
-            and _find_then(m, jobs, s, job, place, time, window == 0)
+            and _find_then(m, jobs, s, job, place, time)
         ):
             break
     if commit:
-        _book(m, jobs, s, job, time, now, rules)
+        _book(m, jobs, s, job, time)
     return float(time)
 
 
 @compiled
-def _book(m: Machine, jobs: Jobs, s: State, job: int, time: float, now: float, rules: Rules) -> None:
+def _book(m: Machine, jobs: Jobs, s: State, job: int, time: float) -> None:
     """Writes the reservation on the nodes in `chosen`, `then` holding what the running jobs leave by then."""
     new = s.counters[RESERVED]
     end = time + jobs.limit[job]
-    promised = time
-    grain = rules.resolution_s
-    if grain > 0:
-        time = max(now, math.floor(time / grain) * grain)
-        steps = math.ceil(end / grain) if rules.resolution_up else math.floor(end / grain)
-        end = max(steps * grain, time + grain)
     s.reserved_job[new] = job
     s.reserved_start[new] = time
     s.reserved_end[new] = end
@@ -359,9 +320,9 @@ def _book(m: Machine, jobs: Jobs, s: State, job: int, time: float, now: float, r
     # Reservations made before that start while this one lasts have less to spare now.
     for r in range(new):
         if time <= s.reserved_start[r] < end:
-            _spend(m, jobs, s, job, r, jobs.reserves_whole[job])
+            _spend(m, jobs, s, job, r, jobs.exclusive[job])
     s.counters[RESERVED] = new + 1
     _less_reserved(m, jobs, s, time)
     s.spare[new] = s.left
     if math.isnan(s.promised[job]):
-        s.promised[job] = promised
+        s.promised[job] = time

@@ -114,8 +114,10 @@ class _Run:
     ) -> None:
         self.engine = engine
         self.levers, self.planning = frozenset(levers), planning
-        if engine.scheduler.backfill_interval_s > 0:
-            raise ValueError("runs with levers backfill at every pass: leave backfill_interval_s at 0")
+        if engine.scheduler.backfill_interval_s > 0 or engine.scheduler.backfill == "slurm":
+            raise ValueError(
+                "runs with levers backfill at every pass, easy or conservative: not `slurm`, nor at an interval"
+            )
         self.floor = Floor(engine, engine.rules(LISTED, callback=True), truth)
         self.expected = engine.true_run if expected is None else expected
         self.planner = (

@@ -20,7 +20,7 @@ CPUS, MEMORY, GPUS = range(3)
 RESOURCES = 3
 
 # How pending jobs may overtake.
-FIFO, EASY, CONSERVATIVE = 0, 1, 2
+FIFO, EASY, CONSERVATIVE, SLURM = 0, 1, 2, 3
 # How a job's place is found: by its list of places, by earliest expected finish at submission, or
 # by taking the shortest job whenever something comes free.
 LISTED, EARLIEST_FINISH, SHORTEST_FIRST = 0, 1, 2
@@ -50,8 +50,7 @@ class Jobs(NamedTuple):
     nodes: Ints
     need: Ints  # [job, resource] on each node
     exclusive: Flags
-    reserves_whole: Flags  # its reservations keep whole nodes, whatever it needs of them
-    limit: Floats  # what the scheduler plans with, in seconds, launch included
+    limit: Floats  # what the scheduler plans with, in seconds
     priority: Floats
     run: Floats  # [job, place] seconds its nodes are held: launch, and the true run time cut at the limit; inf: cannot
     expected: Floats  # [job, place] what a policy believes
@@ -106,9 +105,11 @@ class Rules(NamedTuple):
     beat_s: float
     backfill_interval_s: float
     resolution_s: float
-    resolution_up: bool
+    since_24_11: bool
     window_s: float
-    whole_nodes: bool
+    reservations: int
+    horizon_s: float
+    backfill_start_s: float
     passes: Floats  # of a replay: when passes came, and when backfill did
     backfills: Floats
     until: float  # the run stops before anything later than this

@@ -207,6 +207,18 @@ def test_wrong_use_of_the_command_is_told_in_a_line(words, said):
     assert said in result.output
 
 
+def test_the_command_backfills_as_slurm_does_when_asked_but_not_with_levers():
+    words = ["synthetic:jobs=40,v100=2,k80=2", "--cluster", "v100=2,k80=2", "--backfill", "slurm", "--json"]
+    result = CliRunner().invoke(command, [*words, "--policy", "earliest-start"])
+    assert result.exit_code == 0, result.output
+    # slurmctld looks once a second: hardly a job starts with its submission.
+    assert json.loads(result.output)[0]["jobs"] == 40
+    assert json.loads(result.output)[0]["avg_wait_h"] > 0
+    result = CliRunner().invoke(command, [*words, "--policy", "advisor"])
+    assert result.exit_code == 2
+    assert "easy or conservative" in result.output
+
+
 def test_utilisation_and_waits_are_those_of_the_schedule():
     jobs = (
         SimJob(id="1", submit=0, gpus=1, run_time={"v100": 3600}),

@@ -10,7 +10,7 @@ from advisor.sim.engine import Engine, Scheduler
 from advisor.sim.workload import SimJob, Workload
 from tests.sim.test_engine import LINE, clusters, gpu_job, small, workloads
 
-SLURM = Scheduler(backfill="conservative", backfill_interval_s=30.0, whole_nodes=True, reservations=64)
+SLURM = Scheduler(backfill="slurm", backfill_interval_s=30.0)
 
 
 def test_backfill_comes_on_its_own_beat_while_the_head_of_the_queue_starts_at_once():
@@ -61,11 +61,11 @@ def test_a_reservation_keeps_its_node_whole_as_in_slurm():
 def test_reservations_begin_on_whole_minutes(limit, exact, by_minutes):
     jobs = (*SHARING[:2], cpu_job("brief", 2, 2, 10, limit))
     # The reservation is for 100 s, or in minutes from 60 s on; backfill looks at 30 s.
-    assert one_node(*jobs, scheduler=SLURM)["brief"] == exact
-    assert one_node(*jobs, scheduler=msgspec.structs.replace(SLURM, resolution_s=60.0))["brief"] == by_minutes
+    assert one_node(*jobs, scheduler=msgspec.structs.replace(SLURM, resolution_s=1.0))["brief"] == exact
+    assert one_node(*jobs, scheduler=SLURM)["brief"] == by_minutes
 
 
-def test_between_kinds_of_nodes_the_tightest_run_of_neighbours_is_taken():
+def test_the_shortest_run_of_neighbours_with_room_is_taken():
     nodes = tuple(SimNode(f"{kind}{i}", cpus, 1000, 2, kind) for kind, cpus in (("k", 8), ("p", 12)) for i in range(2))
     cluster = SimCluster(
         "c", nodes, (Place("short", "k", (0, 1)), Place("short", "p", (2, 3)), Place("p", "p", (2, 3)))
@@ -74,21 +74,49 @@ def test_between_kinds_of_nodes_the_tightest_run_of_neighbours_is_taken():
     second = SimJob(id="second", submit=1, gpus=2, run_time={"k": 5, "p": 5}, partitions=("short",), time_limit=60)
     engine = Engine(cluster, Workload("w", (first, second)), SLURM)
     schedule = engine.run([[2], [0, 1]])
-    # k0 and k1 are a run of 16 free CPUs; p1 alone is one of 12, since p0 has too few GPUs left.
+    # k0 and k1 are a run of two; p1 is a run by itself, since p0 has too few GPUs left.
     assert [cluster.nodes[n].name for n in schedule.nodes_of(1)] == ["p1"]
+
+
+@pytest.mark.parametrize(("elsewhere", "start"), [(False, 120), (True, 30)])
+def test_a_job_that_runs_elsewhere_can_put_off_a_reservation(elsewhere, start):
+    cluster = SimCluster(
+        "c", (SimNode("a", 8, 1000), SimNode("b", 8, 1000)), (Place("a", "cpu", (0,)), Place("b", "cpu", (1,)))
+    )
+    jobs = (
+        cpu_job("ends first", 0, 4, 60, 60),
+        cpu_job("ends late", 0, 3, 600, 600),
+        cpu_job("waits", 1, 5, 60, 60),
+        cpu_job("small", 2, 1, 10, 300),
+        *((cpu_job("elsewhere", 3, 1, 97, 97),) if elsewhere else ()),
+    )
+    engine = Engine(cluster, Workload("w", jobs), SLURM)
+    schedule = engine.run([[0], [0], [0], [0], [1]][: len(jobs)])
+    # By the limits there is room for "waits" after a minute. Slurm takes those that end within a window off together,
+    # asks the next end of all whether to go on, and so comes by "elsewhere" to the job that ends after ten minutes.
+    assert schedule.start[3] == start
+
+
+def test_backfill_looks_every_second_while_there_is_nothing_to_do():
+    jobs = (
+        cpu_job("long", 0, 5, 200, 200),
+        cpu_job("waits", 70.5, 8, 10, 10),
+        cpu_job("small", 70.5, 1, 10, 10),
+    )
+    assert one_node(*jobs, scheduler=SLURM) == {"long": 0, "waits": 200, "small": 71}
 
 
 SCHEDULERS = st.builds(
     Scheduler,
-    backfill=st.sampled_from(("easy", "conservative")),
+    backfill=st.sampled_from(("easy", "conservative", "slurm")),
     depth=st.sampled_from((3, 500)),
     reservations=st.sampled_from((1, 64)),
     launch_s=st.sampled_from((0.0, 0.5)),
     complete_s=st.sampled_from((0.0, 0.25)),
     latency_s=st.sampled_from((0.0, 0.125)),
     backfill_interval_s=st.sampled_from((0.0, 2.0, 30.0)),
-    resolution_s=st.sampled_from((0.0, 60.0)),
-    whole_nodes=st.booleans(),
+    resolution_s=st.sampled_from((1.0, 60.0)),
+    since_24_11=st.booleans(),
 )
 
 

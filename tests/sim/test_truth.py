@@ -5,9 +5,20 @@ import pytest
 
 from advisor.sim.cluster import Place, SimCluster, SimNode
 from advisor.sim.truth.choices import node_choices
-from advisor.sim.truth.compare import Times, agree, measure, slurm_parameters
+from advisor.sim.truth.compare import (
+    Times,
+    agree,
+    ensemble,
+    makespan,
+    measure,
+    real,
+    replay,
+    simulate,
+    slurm_parameters,
+    slurm_scheduler,
+)
 from advisor.sim.truth.drive import DriveError, Ran, drive
-from advisor.sim.truth.log import Record, read_log
+from advisor.sim.truth.log import Log, Record, read_log
 from advisor.sim.truth.workload import make_workload, sbatch_options
 from advisor.sim.workload import SimJob, Workload
 
@@ -50,6 +61,63 @@ def test_latencies_are_measured_not_given():
     assert found.backfill_interval_s == pytest.approx(2.014, abs=1e-6)
     # Two submissions and one end that a look followed; nothing looked after the last end.
     assert found.cycle_latency_s == pytest.approx((1.599 + 1.176 + 0.416) / 3, abs=1e-6)
+
+
+def test_nodes_are_free_when_all_of_them_have_answered_that_they_are_clean():
+    answers = """\
+[2026-11-16T06:35:17.017] sched: Allocate JobId=4 NodeList=p[1-2] #CPUs=2 Partition=p100
+[2026-11-16T06:35:19.135] _job_complete: JobId=4 done
+[2026-11-16T06:35:19.135] debug2: Tree head got back 0 looking for 2
+[2026-11-16T06:35:19.138] debug2: Tree head got back 1
+[2026-11-16T06:35:19.141] debug2: Tree head got back 2
+[2026-11-16T06:35:20.141] debug2: Tree head got back 2
+"""
+    job = read_log(answers.splitlines()).jobs[4]
+    assert job.freed - job.end == pytest.approx(0.006, abs=1e-6)
+
+
+BEGAN = 1_800_000_000.0  # a whole minute, as every multiple of 60 s is
+
+
+def one_after_the_other() -> tuple[SimCluster, Workload, Ran]:
+    """A real run on one node of jobs that need all of it: each starts with the look that follows an end."""
+    cluster = SimCluster("c", (SimNode("a", 4, 1000),), (Place("p", "cpu", (0,)),))
+    jobs = tuple(
+        SimJob(id=str(i), submit=float(i), cpus=4, run_time={"any": 3.0}, time_limit=60.0, partitions=("p",))
+        for i in range(6)
+    )
+    looks = tuple(BEGAN + 0.45 + i for i in range(40))
+    records, free = [], BEGAN
+    for i, job in enumerate(jobs):
+        start = next(look for look in looks if look > max(free, BEGAN + job.submit))
+        free = start + 3.0 + 0.1 * (1 + i % 3)
+        records.append(Record(i + 1, BEGAN + job.submit, start, free, free, "p", ("a",)))
+    # Backfill comes just after every other look, and finds nothing to do.
+    return cluster, Workload("w", jobs), Ran(tuple(records), Log({}, tuple(look + 0.01 for look in looks[::2]), looks))
+
+
+def test_with_the_times_of_the_real_looks_the_simulator_does_what_slurm_did():
+    cluster, workload, ran = one_after_the_other()
+    scheduler = slurm_scheduler(measure(ran, workload, 2.0), {"bf_interval": "2", "batch_sched_delay": "0"}, "24.11")
+    found = agree(replay(cluster, workload, ran, scheduler), real(ran))
+    assert found.makespan_ratio == pytest.approx(1.0, abs=1e-6)
+    assert found.wait_error_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_simulations_differ_in_what_cannot_be_known_ahead_and_a_seed_gives_the_same_ones():
+    cluster, workload, ran = one_after_the_other()
+    measured = measure(ran, workload, 2.0)
+    assert sorted(measured.launches) == pytest.approx([0.1, 0.1, 0.2, 0.2, 0.3, 0.3], abs=1e-6)
+    scheduler = slurm_scheduler(measured, {"bf_interval": "2", "batch_sched_delay": "0"}, "24.11")
+    known = ensemble(cluster, workload, ran, scheduler, measured, phases=False, runs=9, seed=1)
+    unknown = ensemble(cluster, workload, ran, scheduler, measured, phases=True, runs=9, seed=1)
+    assert known == ensemble(cluster, workload, ran, scheduler, measured, phases=False, runs=9, seed=1)
+    assert [makespan(times) for times in unknown] == sorted(makespan(times) for times in unknown)
+    assert makespan(unknown[-1]) - makespan(unknown[0]) > makespan(known[-1]) - makespan(known[0])
+    same = msgspec.structs.replace(measured, launches=(measured.launch_s,))
+    certain = ensemble(cluster, workload, ran, scheduler, same, phases=False, runs=3)
+    assert makespan(certain[0]) == makespan(certain[-1])
+    assert makespan(certain[0]) == pytest.approx(makespan(simulate(cluster, workload, ran, scheduler)))
 
 
 def test_scheduler_parameters_are_read_by_name():

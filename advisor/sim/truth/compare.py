@@ -1,7 +1,8 @@
-"""The simulator with the parameters measured in a real run, and how far its schedule is from the real one."""
+"""The simulator with the parameters measured in a real run, and how far its schedules are from the real one."""
 
 from __future__ import annotations
 
+import random
 import re
 import statistics
 from collections.abc import Sequence
@@ -26,8 +27,11 @@ class Measured(msgspec.Struct, frozen=True):
     cycle_latency_s: float  # from a submission or an end to the next look of the main scheduler, on average
     cycle_s: float  # between two looks of the main scheduler while something happens all the time
     cycle_at: float  # its first look, in seconds since the epoch
-    backfill_interval_s: float  # between two looks of backfill
+    backfill_interval_s: float  # between two looks of backfill that started nothing
+    backfill_start_s: float  # and more for each job that it started
     backfill_at: float  # its first
+    launches: tuple[float, ...]  # launch_s of every job
+    intervals: tuple[float, ...]  # every backfill_interval_s
 
 
 class Agreement(msgspec.Struct, frozen=True):
@@ -57,26 +61,46 @@ def measure(ran: Ran, workload: Workload, nominal_interval_s: float) -> Measured
         _, start, end, freed = _known(record)
         launch.append(end - start - job.run_time[ANY])
         complete.append(freed - end)
-    cycles, passes = np.asarray(ran.log.cycles), np.asarray(ran.log.passes)
+    cycles, passes = ran.log.cycles, np.asarray(ran.log.passes)
     happened = np.asarray([time for record in ran.records for time in _known(record)[::2]])  # submissions and ends
     following = np.searchsorted(passes, happened)
     seen = following < len(passes)
+    start_s, intervals = _backfill(ran, nominal_interval_s)
     return Measured(
         launch_s=statistics.mean(launch),
         complete_s=statistics.mean(complete),
         cycle_latency_s=float((passes[following[seen]] - happened[seen]).mean()),
-        cycle_s=_beat(passes, 1.0),
+        cycle_s=_beat(passes),
         cycle_at=float(passes[0]),
-        backfill_interval_s=_beat(cycles, nominal_interval_s),
+        backfill_interval_s=statistics.mean(intervals) if intervals else nominal_interval_s,
+        backfill_start_s=start_s,
         backfill_at=float(cycles[0]) if len(cycles) else 0.0,
+        launches=tuple(launch),
+        intervals=tuple(intervals),
     )
 
 
-def _beat(times: Floats, nominal: float) -> float:
-    """The beat of something that comes about every `nominal` seconds, and sometimes skips a beat or comes twice."""
-    gaps = np.diff(times)
-    gaps = gaps[(gaps > 0.6 * nominal) & (gaps < 1.4 * nominal)]
-    return float(np.median(gaps)) if len(gaps) else nominal
+def _backfill(ran: Ran, nominal_s: float) -> tuple[float, list[float]]:
+    """What a start adds to the time until backfill looks again, and every such time less what starts added."""
+    cycles = np.asarray(ran.log.cycles)
+    starts = np.sort([_known(record)[1] for record in ran.records if record.by_backfill])
+    started = np.diff(np.searchsorted(starts, cycles))
+    gaps = np.diff(cycles)
+    # Where nothing had changed backfill looked again a second later; that is simulated, and no part of the interval.
+    usual = abs(gaps - nominal_s) < 0.25 * nominal_s
+    gaps, started = gaps[usual], started[usual]
+    slope = float(np.polyfit(started, gaps, 1)[0]) if len(set(started.tolist())) > 1 else 0.0
+    return max(slope, 0.0), [float(gap) for gap in gaps - max(slope, 0.0) * started]
+
+
+def _beat(times: Floats) -> float:
+    """The beat of something that comes every second or a little later, skips beats, and also comes in between."""
+    last, beats = times[0], 0
+    for time in times:
+        passed = round(time - last)
+        if passed >= 1 and abs(time - last - passed) < 0.15:
+            last, beats = time, beats + passed
+    return float(last - times[0]) / beats if beats else 1.0
 
 
 def slurm_parameters(config: str) -> dict[str, str]:
@@ -89,7 +113,7 @@ def slurm_parameters(config: str) -> dict[str, str]:
 def slurm_scheduler(measured: Measured, parameters: dict[str, str], release: str) -> Scheduler:
     """A simulated slurmctld of a release, with these latencies and a site's SchedulerParameters."""
     return Scheduler(
-        backfill="conservative",
+        backfill="slurm",
         depth=int(parameters.get("bf_max_job_test", 500)),
         reservations=512,
         launch_s=measured.launch_s,
@@ -99,42 +123,81 @@ def slurm_scheduler(measured: Measured, parameters: dict[str, str], release: str
         cycle_s=float(parameters.get("batch_sched_delay", 3)),
         latency_s=measured.cycle_at,
         backfill_interval_s=measured.backfill_interval_s,
+        backfill_start_s=measured.backfill_start_s,
         backfill_phase_s=measured.backfill_at,
         resolution_s=float(parameters.get("bf_resolution", 60)),
-        resolution_up=tuple(map(int, release.split("."))) >= (24, 11),
-        window_s=30.0,
-        whole_nodes=True,
+        since_24_11=tuple(map(int, release.split("."))) >= (24, 11),
+        horizon_s=60.0 * float(parameters.get("bf_window", 1440)),
     )
 
 
-def simulate(cluster: SimCluster, workload: Workload, ran: Ran, scheduler: Scheduler, replay: bool = False) -> Times:
-    """The jobs as they reached slurmctld, simulated with the latencies of `scheduler`.
+def simulate(cluster: SimCluster, workload: Workload, ran: Ran, scheduler: Scheduler) -> Times:
+    """The jobs as they reached slurmctld, simulated with the latencies of `scheduler`."""
+    return _run(cluster, workload, ran, scheduler, [job.run_time[ANY] for job in workload.jobs])
 
-    In a replay jobs run exactly as long as they really did and the schedulers look when slurmctld's did, so that all
-    that is left to differ are decisions.
+
+def replay(cluster: SimCluster, workload: Workload, ran: Ran, scheduler: Scheduler) -> Times:
+    """The same where all that is left to differ are decisions.
+
+    Jobs hold their nodes exactly as long as they really did, and the schedulers look when slurmctld's did.
     """
+    held = [freed - start for _, start, _, freed in map(_known, ran.records)]
+    looks = msgspec.structs.replace(
+        scheduler, launch_s=0.0, complete_s=0.0, passes=ran.log.passes, backfills=ran.log.cycles
+    )
+    return _run(cluster, workload, ran, looks, held)
+
+
+def ensemble(
+    cluster: SimCluster,
+    workload: Workload,
+    ran: Ran,
+    scheduler: Scheduler,
+    measured: Measured,
+    *,
+    phases: bool,
+    runs: int = 31,
+    seed: int = 0,
+) -> list[Times]:
+    """Simulations that differ as real runs do, the one that ends first first.
+
+    How long each launch takes is drawn from what was measured, and so is what backfill takes on average; with `phases`
+    also when each of the two schedulers looks first, which no one can know ahead. A job that ends a little sooner or
+    later can start others a second earlier or later, and from there on another schedule may come of it.
+    """
+    draw = random.Random(seed)
+    found: list[Times] = []
+    for _ in range(runs):
+        lasts = [job.run_time[ANY] + draw.choice(measured.launches) for job in workload.jobs]
+        intervals = draw.choices(measured.intervals, k=len(measured.intervals)) or [measured.backfill_interval_s]
+        drawn = msgspec.structs.replace(scheduler, launch_s=0.0, backfill_interval_s=statistics.mean(intervals))
+        if phases:
+            drawn = msgspec.structs.replace(
+                drawn,
+                latency_s=scheduler.latency_s + draw.uniform(0.0, scheduler.beat_s),
+                backfill_phase_s=scheduler.backfill_phase_s + draw.uniform(0.0, drawn.backfill_interval_s),
+            )
+        found.append(_run(cluster, workload, ran, drawn, lasts))
+    return sorted(found, key=makespan)
+
+
+def _run(cluster: SimCluster, workload: Workload, ran: Ran, scheduler: Scheduler, run_times: Sequence[float]) -> Times:
     submits = [_known(record)[0] for record in ran.records]
-    lasted = [_known(record)[2] - _known(record)[1] for record in ran.records]
     # Reservations begin on whole minutes of the clock: the simulation starts at the same second of a minute.
     origin = min(submits) // 60 * 60
     order = sorted(range(len(submits)), key=lambda j: submits[j])
     jobs = tuple(
-        msgspec.structs.replace(
-            workload.jobs[j],
-            submit=submits[j] - origin,
-            run_time={ANY: lasted[j]} if replay else workload.jobs[j].run_time,
-        )
+        msgspec.structs.replace(workload.jobs[j], submit=submits[j] - origin, run_time={ANY: run_times[j]})
         for j in order
     )
-    beats = msgspec.structs.replace(
+    since = msgspec.structs.replace(
         scheduler,
-        launch_s=0.0 if replay else scheduler.launch_s,
         latency_s=(scheduler.latency_s - origin) % scheduler.beat_s,
         backfill_phase_s=(scheduler.backfill_phase_s - origin) % (scheduler.backfill_interval_s or 1.0),
-        passes=tuple(time - origin for time in ran.log.passes) if replay else (),
-        backfills=tuple(time - origin for time in ran.log.cycles) if replay else (),
+        passes=tuple(time - origin for time in scheduler.passes),
+        backfills=tuple(time - origin for time in scheduler.backfills),
     )
-    engine = Engine(cluster, Workload(workload.name, jobs), beats)
+    engine = Engine(cluster, Workload(workload.name, jobs), since)
     return _simulated(engine, run_heuristic("slurm-default", engine), order)
 
 
@@ -172,7 +235,7 @@ def agree(one: Times, other: Times) -> Agreement:
     mine = np.asarray(one.start)
     same = np.sign(start[first] - start[second]) * np.sign(mine[first] - mine[second]) >= 0
     return Agreement(
-        makespan_ratio=_makespan(one) / _makespan(other),
+        makespan_ratio=makespan(one) / makespan(other),
         mean_wait_s=float(waits.mean()),
         mean_wait_other_s=float(waits_other.mean()),
         wait_error_s=float(np.abs(waits - waits_other).mean()),
@@ -181,7 +244,8 @@ def agree(one: Times, other: Times) -> Agreement:
     )
 
 
-def _makespan(times: Times) -> float:
+def makespan(times: Times) -> float:
+    """From the first submission to the last end."""
     return max(times.end) - min(times.submit)
 
 

@@ -21,7 +21,7 @@ class Record(msgspec.Struct):
     submit: float | None = None
     start: float | None = None
     end: float | None = None
-    freed: float | None = None  # when its last node reported that it is clean; where none had to, when it ended
+    freed: float | None = None  # when its last node had answered that it is clean
     partition: str = ""
     nodes: tuple[str, ...] = ()
     by_backfill: bool = False
@@ -46,6 +46,7 @@ _ALLOCATED = re.compile(r"sched: Allocate JobId=(\d+) NodeList=(\S+) #CPUs=\d+ P
 _BACKFILLED = re.compile(r"Started JobId=(\d+) in (\S+) on (\S+)")
 _ENDED = re.compile(r"_job_complete: JobId=(\d+) done")
 _FREED = re.compile(r"_slurm_rpc_epilog_complete: JobId=(\d+) Node=(\S+)")
+_ANSWERED = re.compile(r"Tree head got back ([1-9]\d*)$")
 _PASS = re.compile(r"sched: Running job scheduler")
 _CYCLE = re.compile(r"backfill: (?:_attempt_backfill: )?beginning")
 
@@ -55,6 +56,7 @@ def read_log(lines: Iterable[str]) -> Log:
     jobs: dict[int, Record] = {}
     cycles: list[float] = []
     passes: list[float] = []
+    cleaning: list[Record] = []  # ended, and their nodes were asked to clean up
     for line in lines:
         stamped = _LINE.match(line)
         if stamped is None:
@@ -69,6 +71,14 @@ def read_log(lines: Iterable[str]) -> Log:
             _started(jobs, int(found[1]), time, found[3], found[2], by_backfill=True)
         elif (found := _ENDED.search(text)) and int(found[1]) in jobs:
             jobs[int(found[1])].end = time
+            cleaning.append(jobs[int(found[1])])
+        elif found := _ANSWERED.search(text):
+            # Answers come in the order of the questions; the log does not name the job.
+            for record in cleaning:
+                if len(record.nodes) == int(found[1]):
+                    record.freed = time
+                    cleaning.remove(record)
+                    break
         elif (found := _FREED.search(text)) and int(found[1]) in jobs:
             jobs[int(found[1])].freed = time
         elif _CYCLE.search(text):
