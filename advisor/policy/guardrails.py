@@ -55,11 +55,22 @@ def prefer(predictions: Sequence[Prediction], shape: JobShape, policy: PolicySet
         return 0, "everywhere else it might not end within its time limit"
     best = min(allowed, key=lambda other: (other.score, other.candidate))
     gain = keep.score - best.score
+    # Not every policy scores by when a job ends; what a person is told is always that.
+    saved = _finish(keep) - _finish(best)
     if gain <= 0:
-        return 0, "where it goes by itself it is expected to finish first"
+        first = _finish(keep) <= min(map(_finish, allowed))
+        return 0, "where it goes by itself it is expected to finish first" if first else "the policy leaves it there"
     if gain < policy.min_gain_s or gain < policy.min_gain * keep.score:
-        return 0, f"the best alternative would save only {duration(gain)}"
-    return best.candidate, f"it is expected to finish {duration(gain)} sooner"
+        little = f"the best alternative would save only {duration(saved)}"
+        return 0, little if saved > 0 else "nothing is clearly better"
+    if saved > 0:
+        return best.candidate, f"it is expected to finish {duration(saved)} sooner"
+    later = f", although it is expected to finish {duration(-saved)} later" if saved <= -1.0 else ""
+    return best.candidate, "the policy prefers it" + later
+
+
+def _finish(prediction: Prediction) -> float:
+    return prediction.wait_s + prediction.run_s * prediction.slowdown
 
 
 def draw(

@@ -18,6 +18,7 @@ from advisor.policy.heft.ranks import upward_ranks
 from advisor.policy.paragon.filtering import complete
 from advisor.policy.paragon.rule import inferred
 from advisor.policy.registry import POLICIES
+from advisor.policy.words import duration
 from tests.policy import site
 
 PROCESSORS = load()
@@ -44,6 +45,19 @@ def test_every_policy_scores_every_candidate_and_says_why(name):
     assert len(decision.predictions) == len(decision.candidates) > 2
     assert all(math.isfinite(p.score) for p in decision.predictions)
     assert decision.why
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_what_a_person_is_told_is_the_time_and_not_the_score(name):
+    decision = decided(name, *BUSY_V100)
+    ends = [told.wait_s + told.run_s * told.slowdown for told in decision.predictions]
+    saved = ends[0] - ends[decision.chosen]
+    if " sooner" in decision.why:
+        assert saved > 0 and f"finish {duration(saved)} sooner" in decision.why
+    elif " later" in decision.why:
+        assert saved < 0 and f"finish {duration(-saved)} later" in decision.why
+    if "finish first" in decision.why:
+        assert ends[0] == min(ends)
 
 
 def test_slurm_default_never_changes_a_job():
