@@ -61,12 +61,9 @@ def beyond(rows: Floats, low: Floats, high: Floats, names: Sequence[str], whose:
 
 
 class Seen(NamedTuple):
-    """What the network made of one snapshot; rows are pools."""
+    """What the network made of one snapshot."""
 
-    units: Floats
-    free: Floats  # of these, at the last poll
-    belief: Floats
-    belief_spread: Floats
+    by_pool: Floats  # [4, pool] units, free ones at the last poll, belief and its spread
     ground: Floats  # of the head's first layer
     strange: str = ""  # what of it training has never met the like of
 
@@ -82,7 +79,7 @@ class Recollection:
         self.looked_at = -math.inf
         self._moments = np.zeros((TICKS, len(GLOBAL_FEATURES)))
         self._start(())
-        self._seen = Seen(self._units, self._units, np.zeros(0), np.zeros(0), np.zeros((1, HEAD_HIDDEN)))
+        self._seen = Seen(np.zeros((4, 0)), np.zeros((1, HEAD_HIDDEN)))
 
     def _start(self, pools: tuple[Pool, ...]) -> None:
         """Pools that mean other nodes than before: what was learned of the old ones is forgotten."""
@@ -126,8 +123,8 @@ class Recollection:
         embedded = embed_topology(w, rows, *self._edges, moments[-1])
         topology = np.zeros((len(pools) + 1, NODE_OUT))
         topology[self._rows], topology[-1] = embedded[:-1], embedded[-1]
-        free = self._units * (1.0 - pools[:, 4])
-        seen = Seen(self._units, free, belief, spread, ground(w, topology, remember(w, moments)), strange)
+        by_pool = np.stack((self._units, self._units * (1.0 - pools[:, 4]), belief, spread))
+        seen = Seen(by_pool, ground(w, topology, remember(w, moments)), strange)
         self._moments, self._seen, self.looked_at = moments, seen, snapshot.taken_at
         return seen
 

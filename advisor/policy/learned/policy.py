@@ -48,7 +48,9 @@ class LearnedPolicy:
         self.version = version
         self.arithmetic = EarliestFinish(processors)
         self.unsure = 0  # decisions left to the arithmetic
-        self._weights, self._most = weights, weights.range_high[CUT]
+        self._weights = weights
+        self._most = np.full(len(CANDIDATE_FEATURES), np.inf)
+        self._most[CUT] = weights.range_high[CUT]
         self._recollection = Recollection(weights, processors)
         # By the annotation's id; the value holds on to it, so that the id stays its own.
         self._graphs: dict[int, tuple[Annotation, Graph, Floats]] = {}
@@ -107,12 +109,18 @@ class LearnedPolicy:
         if seen.strange:
             return seen.strange
         graph, embedding = self._graph(shape)
-        told = np.array(
-            [
-                (p.wait_s, p.run_s, p.slowdown, p.sd_log, p.pool, 0.0 if p.run_source in _KNOWN else 1.0)
-                for p in predictions
-            ]
-        ).T
+        told = (
+            np.array(
+                [
+                    value
+                    for p in predictions
+                    for value in (p.wait_s, p.run_s, p.slowdown, p.sd_log, p.pool, p.run_source not in _KNOWN)
+                ],
+                dtype=np.float64,
+            )
+            .reshape(-1, 6)
+            .T
+        )
         told[1] *= told[2]
         where = told[4].astype(np.int64)
         table = self._describe(shape, told, where, graph.sensitivity, seen)
@@ -129,32 +137,31 @@ class LearnedPolicy:
         Rows of `told`: wait, run time with its slowdown, slowdown, spread, pool, whether the app is new.
         """
         past = self._recollection
-        wait, run = told[0], told[1]
+        wait, run, slowdown, spread, _, new = told
         finish = wait + run
         best, first_at = float(run.min()), int(finish.argmin())
         usual = max(past.run_s, 1e-9) if past.count else best
-        asked = shape.gpus
-        logs = np.log(np.stack((run, finish, told[2])))
-        shifted = np.log1p(np.stack((wait / best, wait / usual, seen.free[where] / asked)))
-        table = np.zeros((len(where), len(CANDIDATE_FEATURES)))
-        table[:, 0] = shifted[0]
-        table[:, 1] = logs[0] - math.log(best)
-        table[:, 2] = shifted[1]
-        table[:, 3] = logs[0] - math.log(usual)
-        table[:, 4] = table[:, 1] - past.slower[where]
-        table[:, 5] = logs[1] - logs[1, first_at]
-        table[first_at, 6] = 1.0
-        table[:, 7] = told[3]
-        table[:, 8] = logs[2]
-        table[:, 9] = seen.belief[where] * sensitivity
-        table[:, 10] = seen.belief_spread[where] * sensitivity
-        table[:, 11] = asked / seen.units[where]
-        table[:, 12] = shifted[2]
-        table[:, 14] = told[5]
-        table[:, 15] = math.log1p((shape.time_limit_s or 3.0 * float(run.max())) / best)
+        units, free, belief, belief_spread = seen.by_pool[:, where]
+        table = np.zeros((len(CANDIDATE_FEATURES), len(where)))
+        np.log1p(wait / best, out=table[0])
+        log_run = np.log(run)
+        table[1] = log_run - math.log(best)
+        np.log1p(wait / usual, out=table[2])
+        table[3] = log_run - math.log(usual)
+        table[4] = table[1] - past.slower[where]
+        np.log(finish / finish[first_at], out=table[5])
+        table[6, first_at] = 1.0
+        table[7] = spread
+        np.log(slowdown, out=table[8])
+        table[9] = belief * sensitivity
+        table[10] = belief_spread * sensitivity
+        table[11] = shape.gpus / units
+        np.log1p(free / shape.gpus, out=table[12])
+        table[14] = new
+        table[15] = math.log1p((shape.time_limit_s or 3.0 * float(run.max())) / best)
         # Of waits, shares, room and limits beyond what was ever met in training the most that was met is told.
-        table[:, CUT] = np.minimum(table[:, CUT], self._most)
-        return table
+        found: Floats = np.minimum(table.T, self._most)
+        return found
 
     def _graph(self, shape: JobShape) -> tuple[Graph, Floats]:
         annotation = shape.annotation
