@@ -24,6 +24,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "without LSTM": ("memory",),
     "without residual": ("residual",),
     "without beliefs and structure": ("beliefs", "graph", "topology"),
+    "whole, then Reptile": (),
     # The arithmetic's features of each candidate are left to it: much of the structure is in them.
     "black box with features": ("beliefs", "graph", "topology", "residual"),
     # What is observed, and nothing worked out from it.
@@ -36,6 +37,8 @@ RATIOS = {
     "episodes_ratio_by_features": ("whole", "black box with features"),
     "episodes_ratio_by_residual": ("whole", "without beliefs and structure"),
 }
+# What comes after the others' training, as a part of it: the score is then of what it has become by that alone.
+META = {"whole, then Reptile": 0.25}
 LOOK = 5  # iterations between two points of a curve
 
 Progress = Callable[[str], None]
@@ -85,7 +88,7 @@ def study(
             settings = msgspec.structs.replace(
                 recipe,
                 iterations=iterations,
-                meta_iterations=0,
+                meta_iterations=round(iterations * META.get(name, 0.0)),
                 without=VARIANTS[name],
                 validation=40,
                 learning_rate=1.5e-3,
