@@ -24,7 +24,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "without LSTM": ("memory",),
     "without residual": ("residual",),
     "without beliefs and structure": ("beliefs", "graph", "topology"),
-    "whole, then Reptile": (),
+    "whole and Reptile": (),
     # The arithmetic's features of each candidate are left to it: much of the structure is in them.
     "black box with features": ("beliefs", "graph", "topology", "residual"),
     # What is observed, and nothing worked out from it.
@@ -38,7 +38,7 @@ RATIOS = {
     "episodes_ratio_by_residual": ("whole", "without beliefs and structure"),
 }
 # What comes after the others' training, as a part of it: the score is then of what it has become by that alone.
-META = {"whole, then Reptile": 0.25}
+META = {"whole and Reptile": 0.25}
 LOOK = 5  # iterations between two points of a curve
 
 Progress = Callable[[str], None]
