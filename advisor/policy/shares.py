@@ -60,7 +60,8 @@ def shared_in(
         and need.nodes == 1
         and not too_large(partition, limits, shape, need)
     ]
-    if not fits:
+    # Nodes that are ruled out by name may be any of them.
+    if sum(snapshot.pools[index].nodes for index, _ in fits) <= shape.demand.spare_nodes:
         return []
     move = {} if open_.named == (partition.name,) else {"partition": partition.name}
     return [

@@ -13,6 +13,12 @@ from tests.policy.site import NOW, advise, settings
 TYPES = ("v100", "p100")
 FEATURES = ("a", "b")
 NAMES = ("one", "two", "three")
+ENVIRONMENTS = (
+    {},
+    {"ADVISOR_DFG": "flexible: [partition, gpu_type]"},
+    {"ADVISOR_DFG": "share: true"},
+    {"ADVISOR_DFG": "{share: true, flexible: [partition, gpu_type]}"},
+)
 
 
 def maybe(strategy):
@@ -27,11 +33,15 @@ def seldom(*values, usually=None):
 @st.composite
 def nodes(draw):
     gpus = draw(st.sampled_from([0, 1, 2, 4]))
+    kind = draw(st.sampled_from(TYPES))
+    gres = (Gres("gpu", gpus, kind),) if gpus else ()
+    if gpus and draw(seldom(True, usually=kind == "v100")):
+        gres = (*gres, Gres("shard", gpus * draw(seldom(1, usually=4))))
     return {
         "states": (draw(seldom("DOWN", "DRAIN", usually="IDLE")),),
         "cpus": draw(st.sampled_from([4, 8])),
         "memory_mb": draw(st.sampled_from([1000, 4000])),
-        "gres": (Gres("gpu", gpus, draw(st.sampled_from(TYPES))),) if gpus else (),
+        "gres": gres,
         "features": tuple(draw(st.sets(st.sampled_from(FEATURES)))),
         "partitions": tuple(draw(st.sets(st.sampled_from(NAMES), min_size=1))),
     }
@@ -97,13 +107,16 @@ def submissions(draw):
         min_mem_per_cpu=draw(st.sampled_from([100, 900])) if memory == "cpu" else None,
         features=draw(seldom("a", "a&b", "a|b", "[a|b]")),
         exc_nodes=draw(seldom("n0", "n0")),
-        environment={"ADVISOR_DFG": "flexible: [partition, gpu_type]"} if draw(st.booleans()) else {},
+        environment=draw(st.sampled_from(ENVIRONMENTS)),
         partitions=[PartitionLimits(name, default=name == "one") for name in sorted(listed)],
     )
 
 
-def holds(state: ClusterState, name: str, kind: str | None, request: SubmitRequest) -> bool:
-    """Whether the partition's nodes, were they empty, take the job: tried with 1, 2, … nodes, the roomiest first."""
+def holds(state: ClusterState, name: str, kind: str | None, request: SubmitRequest, shards: int = 0) -> bool:
+    """Whether the partition's nodes, were they empty, take the job: tried with 1, 2, … nodes, the roomiest first.
+
+    With shards it asks for so many of them in place of GPUs.
+    """
     partition = next(p for p in state.partitions if p.name == name)
     count = int((request.tres_per_node or request.tres_per_job or ":0").rsplit(":", 1)[1])
     per_task = request.cpus_per_task or 1
@@ -116,7 +129,9 @@ def holds(state: ClusterState, name: str, kind: str | None, request: SubmitReque
             fits = any(alternative <= set(node.features) for alternative in ([wanted] if wanted else alternatives))
             if not (node.usable and name in node.partitions and fits) or node.name == request.exc_nodes:
                 continue
-            gpus = sum(g.count for g in node.gres if kind is None or g.type == kind)
+            gpus = sum(g.count for g in node.gres if g.name == "gpu" and (kind is None or g.type == kind))
+            if shards > sum(g.count for g in node.gres if g.name == "shard"):
+                continue
             cpus = min(node.cpus, partition.max_cpus_per_node or node.cpus)
             memory = min(node.memory_mb, partition.max_mem_per_node or node.memory_mb)
             if request.tres_per_node and gpus < count:
@@ -141,8 +156,9 @@ def holds(state: ClusterState, name: str, kind: str | None, request: SubmitReque
 @tuning(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(clusters(), submissions())
 def test_a_candidate_holds_the_job_and_is_one_the_user_may_use(state, request):
-    config = settings(policy=PolicySettings(min_gain=0, min_gain_s=0))
+    config = settings(policy=PolicySettings(min_gain=0, min_gain_s=0), levers=("place", "share"))
     decision = advise(request, build_snapshot(state, {}), config)
+    flexible = "flexible" in request.environment.get("ADVISOR_DFG", "")
     event("eligible" if decision.eligible else "left alone")
     if not decision.eligible:
         assert decision.set == {}
@@ -166,13 +182,23 @@ def test_a_candidate_holds_the_job_and_is_one_the_user_may_use(state, request):
         assert partition.allow_accounts is None or request.account in partition.allow_accounts
         assert request.qos not in partition.deny_qos
         assert partition.exclusive == limits[asked[0]].exclusive
-        if not request.environment and request.partition:
+        if not flexible and request.partition:
             assert name in asked
         if request.tres_per_node or request.tres_per_job:
             assert candidate.gpu_type in TYPES
-            if not request.environment and "v100" in (request.tres_per_node or request.tres_per_job):
+            if not flexible and "v100" in (request.tres_per_node or request.tres_per_job):
                 assert candidate.gpu_type == "v100"
-        assert holds(state, name, candidate.gpu_type, request), candidate
+        shards = int(candidate.set["tres_per_node"].removeprefix("gres/shard:")) if candidate.shared else 0
+        event("shared" if shards else "whole")
+        assert holds(state, name, candidate.gpu_type, request, shards), candidate
+        if shards:
+            assert "share" in request.environment["ADVISOR_DFG"]
+            # Wherever the partition has shards, they are half of a GPU of that type.
+            for node in state.nodes:
+                held = {g.name: g for g in node.gres}
+                if name in node.partitions and "shard" in held:
+                    assert held["gpu"].type == candidate.gpu_type
+                    assert held["shard"].count == 2 * shards * held["gpu"].count
     assert sum(decision.probabilities) == 1.0
 
 
