@@ -20,6 +20,7 @@ from advisor.sim.placing import (
     find_now,
     move_up,
     pop_end,
+    refused,
     reserve,
     room,
     room_anywhere,
@@ -95,7 +96,8 @@ def _pass(m: Machine, jobs: Jobs, s: State, rules: Rules, backfill: int, now: fl
     most = len(s.reserved_job)
     # Looked at for every job of the queue, so they are kept at hand (see `advisor.sim.placing` on passing tuples).
     options, need, nodes, place_free, queue = jobs.options, jobs.need, jobs.nodes, s.place_free, s.queue
-    array, counters = jobs.array, s.counters
+    array, counters, limit = jobs.array, s.counters, jobs.limit
+    s.refusals[:] = 0
     i = head
     kept = head
     roomy = head
@@ -113,10 +115,17 @@ def _pass(m: Machine, jobs: Jobs, s: State, rules: Rules, backfill: int, now: fl
                     open_place = True
                 elif backfill == FIFO:
                     continue
-                if room(need, place_free, nodes[job], job, place) and find_now(m, jobs, s, job, place, now):
+                if not room(need, place_free, nodes[job], job, place):
+                    continue
+                if refused(jobs.need, nodes, limit, s.refused, s.refusals[place], job, place):
+                    continue
+                if find_now(m, jobs, s, job, place, now):
                     start_chosen(m, jobs, s, job, place, now)
                     started = True
                     break
+                if not jobs.exclusive[job]:
+                    s.refused[place, s.refusals[place] % s.refused.shape[1]] = job
+                    s.refusals[place] += 1
         if not started:
             queue[kept] = job
             kept += 1

@@ -143,6 +143,25 @@ def _change(table: Ints, row: int, need: Ints, sign: int) -> None:
 
 
 @compiled
+def refused(need: Ints, nodes: Ints, limit: Floats, table: Ints, count: int, job: int, place: int) -> bool:
+    """Whether a job that wants no more, for no longer, found no nodes in the place in this pass: nor will this one.
+
+    During a pass nodes only fill up, and reservations only become more.
+    """
+    for k in range(min(count, table.shape[1])):
+        other = table[place, k]
+        if (
+            nodes[other] <= nodes[job]
+            and limit[other] <= limit[job]
+            and need[other, 0] <= need[job, 0]
+            and need[other, 1] <= need[job, 1]
+            and need[other, 2] <= need[job, 2]
+        ):
+            return True
+    return False
+
+
+@compiled
 def account(m: Machine, jobs: Jobs, s: State, job: int, sign: int) -> None:
     """Takes (sign -1) or gives back (+1) what a job holds on its nodes."""
     need = jobs.need[job]

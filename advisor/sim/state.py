@@ -18,6 +18,7 @@ Flags = npt.NDArray[np.bool_]
 
 CPUS, MEMORY, GPUS = range(3)
 RESOURCES = 3
+REFUSED = 8  # how many jobs that found no nodes are kept in mind during a pass
 
 # How pending jobs may overtake.
 FIFO, EASY, CONSERVATIVE, SLURM = 0, 1, 2, 3
@@ -86,6 +87,8 @@ class State(NamedTuple):
     reserved_nodes: Flags  # [reservation, node]
     spare: Ints  # [reservation, node, resource] left at the reservation's start
     promised: Floats  # [job] start of the first reservation the job got; nan: it never held one
+    refusals: Ints  # [place] jobs that found no nodes there in the present pass
+    refused: Ints  # [place, k] the last few of them
     # Scratch.
     chosen: Ints
     then: Ints  # [node, resource] what the running jobs leave by some time
