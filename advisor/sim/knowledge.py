@@ -28,7 +28,7 @@ FIRST_FIT, GROWTH = 16, 1.25
 # A very wide spread says that runs differ, not that their mean lies at the far end.
 WIDEST = 1.0
 
-_Kind = tuple[str, str, int, int, float | None, float]
+_Kind = tuple[str, str, int, int, float | None, bool]
 
 
 class Beliefs(Protocol):
@@ -71,6 +71,7 @@ class Learned:
         self.of_kind: dict[_Kind, list[int]] = {}
         for j, job in enumerate(engine.workload.jobs):
             self.of_kind.setdefault(_kind(job), []).append(j)
+        self.steps = [job.steps for job in engine.workload.jobs]
         self.possible = np.isfinite(engine.jobs.run)
         self.spread: Floats = np.zeros(engine.jobs.expected.shape)  # of the logarithms
         self.expect()
@@ -106,19 +107,24 @@ class Learned:
         return float(held) - scheduler.launch_s - scheduler.complete_s
 
     def expect(self) -> None:
-        """Writes what is now expected of all jobs that have not ended; jobs that look alike are asked about once."""
+        """Writes what is now expected of all jobs that have not ended; jobs that look alike are asked about once.
+
+        They are alike but for how much they do, which the model counts in proportion.
+        """
         expected = self.engine.jobs.expected
-        for (app, user, gpus, cpus, limit, steps), jobs in self.of_kind.items():
+        for (app, user, gpus, cpus, limit, tells), jobs in self.of_kind.items():
             left = [j for j in jobs if not self.ended[j]]
             if not left:
                 continue
+            more = np.asarray([self.model.more_work(app, 1.0, self.steps[j]) for j in left] if tells else 0.0)
             for p, place in enumerate(self.engine.cluster.places):
                 units = cpus if place.processor == "cpu" else gpus
-                told = self.model.predict(app, user, place.processor, units, limit, steps or None)
-                seconds = math.exp(min(told.mean_log, 20.0) + min(told.sd_log, WIDEST) ** 2 / 2)
+                told = self.model.predict(app, user, place.processor, units, limit, 1.0 if tells else None)
+                mean_log = np.minimum(told.mean_log + more, 20.0)
+                seconds = np.minimum(np.exp(mean_log + min(told.sd_log, WIDEST) ** 2 / 2), limit or math.inf)
                 self.spread[left, p] = told.sd_log
-                expected[left, p] = np.where(self.possible[left, p], min(seconds, limit or math.inf), np.inf)
+                expected[left, p] = np.where(self.possible[left, p], seconds, np.inf)
 
 
 def _kind(job: SimJob) -> _Kind:
-    return (job.app or job.id, job.user, max(job.gpus, 1), max(job.cpus, 1), job.time_limit, job.steps)
+    return (job.app or job.id, job.user, max(job.gpus, 1), max(job.cpus, 1), job.time_limit, job.steps > 0)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PRIOR_SPEED = 0.7
 # The first fit, and by how much what was seen grows until the next; a fit costs the cube of what was seen.
 FIRST_FIT, GROWTH, MOST_SEEN = 6, 1.6, 240
+# Of an earlier log, once: so many pairs are fitted.
+MOST_EARLIER = 480
 # Steps of each fit: later ones start where the last ended.
 STEPS = 40
 # Two jobs that fit into one memory with less probability than this are not put together.
@@ -56,7 +58,7 @@ class LearnedNeighbours:
         self.seen.update(pairs)
         if len(self.seen) >= self._next_fit and find_spec("torch") is not None:
             self._next_fit = math.ceil(len(self.seen) * GROWTH)
-            self._fit()
+            self._fit(MOST_EARLIER)
 
     def pair(self, job: SimJob, other: SimJob, processor: str) -> float:
         """The part of its speed that a job keeps beside the other; 0: they probably do not fit."""
@@ -74,12 +76,12 @@ class LearnedNeighbours:
         """Beside several, the parts multiply."""
         return max(math.prod(self.pair(job, other, processor) for other in on_gpu), LEAST_SPEED)
 
-    def _fit(self) -> None:
+    def _fit(self, most: int = MOST_SEEN) -> None:
         from advisor.contention.neighbours import NeighbourModel, PairOutcome
 
         model = self._model or NeighbourModel(STEPS)
         # Of very many, some: each as often as any other.
-        every = max(math.ceil(len(self.seen) / MOST_SEEN), 1)
+        every = max(math.ceil(len(self.seen) / most), 1)
         some = list(self.seen.items())[::every]
         model.fit([PairOutcome(_demand(a), _demand(b), kind, share) for (a, b, kind), share in some])
         self._model = model if model.table is not None else None

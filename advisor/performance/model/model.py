@@ -186,6 +186,10 @@ class RunTimeModel:
         factor = calibration.seen if seen else calibration.elsewhere if known else calibration.new
         return factor * math.sqrt(variance * heavier(freedom) + noise * heavier(self.prior.tail))
 
+    def more_work(self, app: str, one: float, other: float) -> float:
+        """How much longer, as a logarithm, jobs of the app take that tell `other` as their work instead of `one`."""
+        return math.log(other / one) if family_of(app)[0] in self.names.middles.work else 0.0
+
     def scatter(self, family: str) -> float:
         """How far the work of its jobs scatters, as a variance: what is not known of one that does not tell it."""
         found = self.names.middles.work.get(family)
