@@ -17,7 +17,7 @@ from advisor.training.actor_critic import Trainer
 from advisor.training.environment import Environment
 from advisor.training.fine_tuning import Budget, fine_tune
 from advisor.training.posterior import RunTimes, tell_truth
-from advisor.training.prior import plain_prior
+from advisor.training.prior import Prior, learned_prior, plain_prior
 from advisor.training.recipe import Recipe
 from advisor.training.tasks import Mixture, Task, draw_task
 from advisor.training.world import END, EXPECTED, SPREAD, SUBMIT, TRUE, State, new_state
@@ -32,10 +32,17 @@ class Adapted(msgspec.Struct, frozen=True):
     """Average completion times on one site, in seconds."""
 
     adapted: float
-    trained: float  # from nothing, on a hundred times as many jobs
+    trained: float  # from nothing, on a hundred times as many jobs; `known` where the recipe has no iterations
     not_adapted: float
     arithmetic: float  # with the run times that the adapted one knows
     from_nothing: float  # a network without meta-training, after the same few jobs
+    going_on: float  # adapted, and learning from what ends, as the daemon does
+    known: float  # the same policy, not trained there, with mean run times known
+
+
+def prior_of(mixture: Mixture) -> Prior:
+    """What sites of this mixture have taught, on processors and seeds of training's."""
+    return learned_prior(mixture.taste, mixture.told_off)
 
 
 def play_learning(env: Environment, runs: RunTimes, learning: bool, first: int = 0) -> tuple[Floats, State]:
@@ -50,6 +57,15 @@ def play_learning(env: Environment, runs: RunTimes, learning: bool, first: int =
             runs.learn_from(env.world, state, now)
         rollout.roll_on(env.world, state, env.flat, start, min(start + EVERY, jobs) - 1, True)
     return state.times[:, END] - env.world.job[:, SUBMIT], state
+
+
+def _completions(env: Environment) -> Floats:
+    """Completion times by what the environment tells now."""
+    from advisor.training import rollout
+
+    state = new_state(env.world)
+    rollout.roll_on(env.world, state, env.flat, 0, len(env.world.job) - 1, True)
+    return state.times[:, END] - env.world.job[:, SUBMIT]
 
 
 def first_jobs(task: Task, count: int) -> Task:
@@ -89,7 +105,7 @@ def adaptation(
     found = []
     for number, seed in enumerate(seeds):
         log = first_jobs(draw_task(seed, mixture), jobs)
-        site, runs = Environment(log, weights), RunTimes(log)
+        site, runs = Environment(log, weights), RunTimes(log, prior_of(mixture))
         _, state = play_learning(site, runs, learning=True)
         runs.learn_from(site.world, state, np.inf)
         imagine(site, runs, seed)
@@ -103,10 +119,15 @@ def adaptation(
             env = Environment(task, chosen)
             there.tell(env.world)
             scores.append(env.play(learned).avg_jct)
-        trained = _train_there(seed, mixture, recipe, 100 * jobs // mixture.jobs + 1)
-        env = Environment(task, trained)
+        going_on = float(play_learning(Environment(task, tuned), runs.for_task(task), learning=True)[0].mean())
+        env = Environment(task, weights)
         tell_truth(task, env.world)
-        found.append(Adapted(scores[0], env.play().avg_jct, *scores[1:]))
+        known = env.play().avg_jct
+        if recipe.iterations:
+            env.set_weights(_train_there(seed, mixture, recipe, 100 * jobs // mixture.jobs + 1))
+        adapted, untuned, arithmetic, from_nothing = scores
+        trained = env.play().avg_jct
+        found.append(Adapted(adapted, trained, untuned, arithmetic, from_nothing, going_on, known))
         progress(f"adaptation {number + 1} of {len(seeds)}: {scores[0] / found[-1].trained - 1:+.3f}")
     return found
 
@@ -132,6 +153,7 @@ class Shifted(msgspec.Struct, frozen=True):
     arithmetic: float  # adapting as well
     plain: float  # adapting, without what other sites have taught of run times
     plain_not_adapted: float
+    known: float  # mean run times known from the start: as if it had adapted at once
 
 
 def shift(weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Progress) -> list[Shifted]:
@@ -142,15 +164,19 @@ def shift(weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Pr
         task = draw_task(seed, mixture, shift=True)
         half = len(task.app) // 2
         means = []
-        for chosen, learning, prior in (
-            (weights, True, None),
-            (weights, False, None),
-            (arithmetic, True, None),
+        prior = prior_of(mixture)
+        for chosen, learning, start in (
+            (weights, True, prior),
+            (weights, False, prior),
+            (arithmetic, True, prior),
             (weights, True, plain_prior()),
             (weights, False, plain_prior()),
         ):
             env = Environment(task, chosen)
-            means.append(float(play_learning(env, RunTimes(task, prior), learning, half)[0][half:].mean()))
+            means.append(float(play_learning(env, RunTimes(task, start), learning, half)[0][half:].mean()))
+        env = Environment(task, weights)
+        tell_truth(task, env.world)
+        means.append(float(_completions(env)[half:].mean()))
         found.append(Shifted(*means))
         progress(f"shift {number + 1} of {len(seeds)}: {means[1] / means[0]:.3f}")
     return found

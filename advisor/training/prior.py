@@ -57,9 +57,9 @@ def plain_prior() -> Prior:
 
 
 @cache
-def learned_prior() -> Prior:
-    """The prior of the tasks that training draws."""
-    mixture = Mixture(jobs=200, oracle=0.0, new_apps=1.0, workflows=0.0, contended=0.0)
+def learned_prior(taste: float = Mixture().taste, told_off: float = Mixture().told_off) -> Prior:
+    """The prior of the tasks that training draws, or of others whose apps are less alike (see `Mixture`)."""
+    mixture = Mixture(jobs=200, oracle=0.0, new_apps=1.0, workflows=0.0, contended=0.0, taste=taste, told_off=told_off)
     groups: list[list[tuple[Floats, Floats, Floats]]] = [[], []]
     for seed in range(FIRST_SEED, FIRST_SEED + TASKS):
         task = draw_task(seed, mixture)

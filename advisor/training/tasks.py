@@ -52,6 +52,8 @@ class Mixture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workflows: float = 0.2  # share of tasks in which some jobs wait for others
     wide: float = 0.2  # share of jobs that want more than one GPU, where nodes have more
     held_out: bool = False  # processors never met in training
+    taste: float = 0.15  # how far an app is from what its graph says of each kind, as a spread of logarithms
+    told_off: float = 0.0  # how far an app's annotation or limit is off everywhere, beside what tasks always have
     generations: float = 1.0  # least ratio of the fastest kind's speed to the slowest's, by peak figures
 
 
@@ -165,7 +167,7 @@ def _draw_app(draw: np.random.Generator, site: _Site, mixture: Mixture) -> _App:
         # Neither hides the other wholly.
         seconds += (by_work**4 + by_memory**4) ** 0.25
         told += by_work
-    seconds = seconds * np.exp(draw.normal(0.0, 0.15, size=len(seconds)))  # each app has its own taste
+    seconds = seconds * np.exp(draw.normal(0.0, mixture.taste, size=len(seconds)))  # each app has its own
     chain = np.arange(kernels - 1, dtype=np.int64)
     graph = graph_from(
         work, resident, on_cpu.astype(np.float64), chain, chain + 1, draw.random(kernels - 1) * resident[:-1]
@@ -176,6 +178,8 @@ def _draw_app(draw: np.random.Generator, site: _Site, mixture: Mixture) -> _App:
         graph = NO_GRAPH
         peak = np.sqrt(site.tflops * site.bandwidth)
         told = 3.0 * seconds.max() * (0.8 + 0.2 * np.sqrt(peak.min() / peak))
+    if mixture.told_off:
+        told = told * math.exp(mixture.told_off * draw.normal())
     return _App(
         graph=graph,
         seconds=seconds,
