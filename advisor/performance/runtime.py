@@ -17,11 +17,10 @@ from advisor.dfg.graph import Annotation, Kernel, topological_order
 from advisor.performance.model.names import family
 from advisor.performance.processors import lookup, speed
 from advisor.performance.snapshot import RunTimes
+from advisor.performance.told import EFFICIENCY, NOISE_SD, Told, sensitivity_of
 
 History = Mapping[str, Mapping[str, RunTimes]]
 
-# What programs reach of the peak figure, on the whole.
-EFFICIENCY = 0.3
 # Between a node's memory and its GPUs, and between nodes: bytes per second.
 TRANSFER_RATE = 10e9
 # How much of its limit a job of which nothing else is known is taken to use when a faster processor is weighed:
@@ -62,11 +61,13 @@ def expected(
     gpus: int = 0,
     cpus: int = 1,
     reference: str | None = None,
+    told: Told | None = None,
 ) -> Estimate:
     """The run time of `app` on `processor` ("v100", "cpu"), not cut at the time limit.
 
     Past runs of this user (`app@user`) count before those of everybody (`app`). `reference` is the slowest processor on
-    which Slurm itself might run the job: its user must have chosen the limit with that in mind.
+    which Slurm itself might run the job: its user must have chosen the limit with that in mind. `told`: how far off
+    annotations usually are.
     """
     past = history.get(f"{app}@{user}") or history.get(app)
     if past:
@@ -81,9 +82,9 @@ def expected(
         if elsewhere is not None:
             return elsewhere
     if annotation is not None and annotation.kernels:
-        told = _from_annotation(annotation, processor, processors, gpus, cpus)
-        if told is not None:
-            return told
+        by_work = _from_annotation(annotation, processor, processors, gpus, cpus)
+        if by_work is not None:
+            return by_work if told is None else _corrected(by_work, told, annotation, processor, processors)
     alike = past_of_family(app, history).get(processor) if not past else None
     if alike is not None:
         return _from_model(alike, app, cpus if processor == "cpu" else gpus, annotation, alike=True)
@@ -223,6 +224,26 @@ def _from_annotation(
         finish[name] = arrive + seconds[name]
     total = max(*finish.values(), *busy.values())
     return Estimate(total, SD_ANNOTATION, "annotation", "the work its annotation tells", SD_ANNOTATION, SD_SCALED)
+
+
+def _corrected(
+    estimate: Estimate, told: Told, annotation: Annotation, processor: str, processors: Mapping[str, Processor]
+) -> Estimate:
+    """What the annotation tells, as far off as that usually is there."""
+    figures = lookup(processors, processor)
+    if processor == "cpu" or figures is None:
+        return estimate
+    mean, shared, apart = told.off(figures, sensitivity_of(annotation))
+    spread = math.sqrt(shared + apart + NOISE_SD**2)
+    where = f"{told.runs} annotated runs here" if told.runs else "other sites"
+    return Estimate(
+        _mean(math.log(max(estimate.seconds, 1e-3)) + mean, spread),
+        spread,
+        "annotation",
+        f"{estimate.detail}, corrected by what {where} taught",
+        math.sqrt(shared),
+        math.sqrt(apart),
+    )
 
 
 def _from_limit(

@@ -13,6 +13,7 @@ import msgspec
 
 from advisor.cluster.types import Gres, Partition
 from advisor.performance.slowdowns import Slowdowns
+from advisor.performance.told import Told
 
 
 class Pool(msgspec.Struct, frozen=True):
@@ -124,6 +125,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     beliefs: tuple[dict[str, tuple[float, float]], ...] = ()
     # App → GPU type → jobs of it that an optimisation policy owes there; empty under other policies.
     owed: dict[str, dict[str, float]] = {}
+    told: Told | None = None  # how far off annotations are, for apps that have never run; None: taken at their word
 
     def tier_index(self, priority_tier: int) -> int:
         """Which of a pool's timelines a job of this partition tier sees: all jobs of its tier are ahead."""

@@ -18,6 +18,7 @@ from advisor.performance.processors import lookup, speed
 from advisor.performance.runtime import Estimate, History, expected
 from advisor.performance.slowdowns import value
 from advisor.performance.snapshot import Pool, Snapshot
+from advisor.performance.told import Told
 from advisor.performance.wait_model import corrected
 from advisor.performance.waits import expected_wait, spanning_wait
 from advisor.policy.interface import Candidate, JobShape, Prediction, Scored
@@ -63,6 +64,7 @@ class EarliestFinish:
         self._pools: tuple[Pool, ...] = ()
         self._routes: dict[int, _Routes] = {}
         self._history: History = {}
+        self._told: Told | None = None
         self._estimates: dict[tuple[object, ...], _Estimates] = {}
 
     def predict(
@@ -164,9 +166,9 @@ class EarliestFinish:
         return found
 
     def _estimates_of(self, shape: JobShape, snapshot: Snapshot, reference: str | None) -> dict[str, Estimate]:
-        if snapshot.history is not self._history:
+        if snapshot.history is not self._history or snapshot.told is not self._told:
             self._estimates.clear()
-            self._history = snapshot.history
+            self._history, self._told = snapshot.history, snapshot.told
         note = shape.annotation
         key = (shape.app, shape.user, id(note), shape.time_limit_s, shape.gpus, shape.cpus, reference)
         found = self._estimates.get(key)
@@ -188,6 +190,7 @@ class EarliestFinish:
             gpus=shape.gpus,
             cpus=shape.cpus,
             reference=reference,
+            told=snapshot.told,
         )
 
     def _slowest(self, shape: JobShape, kept: tuple[_Way, ...]) -> str | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from advisor.cluster.command import SlurmCommand
 from advisor.cluster.types import ClusterState, Job, SourceError
 from advisor.config import Settings
+from advisor.performance.told import Told
 from advisor.server import frames
 from advisor.server.learner import History, Learner, RunningJob, Waits
 from advisor.server.sharing import Sharing
@@ -38,11 +39,12 @@ class Bookkeeper:
     def __init__(self, send: Send) -> None:
         self.history: History = {}
         self.waits: Waits = {}
+        self.told: Told | None = None
         self.sharing = Sharing()
         self._learner = Learner()
         self._running: list[RunningJob] = []
         self._send = send
-        self._history_sent: tuple[History, Waits] | None = None
+        self._history_sent: tuple[History, Waits, Told | None] | None = None
         self._settings: Settings | None = None
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -104,14 +106,15 @@ class Bookkeeper:
 
     def send_history(self) -> None:
         """Sends the past run times, and how waits are off, if they are others than the daemon has."""
-        history, waits = self.history, self.waits
-        if self._history_sent is not None and history is self._history_sent[0] and waits is self._history_sent[1]:
+        history, waits, told = self.history, self.waits, self.told
+        sent = self._history_sent
+        if sent is not None and history is sent[0] and waits is sent[1] and told is sent[2]:
             return
         apps = list(history)
         for start in range(0, max(1, len(apps)), _CHUNK):
             part = {app: history[app] for app in apps[start : start + _CHUNK]}
-            self._send(frames.History(part, start + _CHUNK >= len(apps), waits))
-        self._history_sent = (history, waits)
+            self._send(frames.History(part, start + _CHUNK >= len(apps), waits, told))
+        self._history_sent = (history, waits, told)
 
     def _run(self) -> None:
         retry_s = _FIRST_RETRY_S
@@ -239,6 +242,9 @@ class Bookkeeper:
             self.history = history
         if waits != self.waits:
             self.waits = waits
+        told = self._learner.told()
+        if told != self.told:
+            self.told = told
         took_s = time.monotonic() - started
         self._history_rest = time.monotonic() + rest * took_s
         self._next_history = max(time.monotonic() + _HISTORY_S, self._history_rest)

@@ -128,7 +128,9 @@ class Collector:
         slim = msgspec.structs.replace(snapshot, history={}, tokens=new)
         self._pipe.send(frames.Polled(slim, self._source.name if self._source else "", took_s))
         self._books.seen(state, time.time())
-        self._rounds.seen(state, msgspec.structs.replace(snapshot, wait_corrections=self._books.waits))
+        self._rounds.seen(
+            state, msgspec.structs.replace(snapshot, wait_corrections=self._books.waits, told=self._books.told)
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:

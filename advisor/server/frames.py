@@ -14,6 +14,7 @@ import msgspec
 
 from advisor.config import Settings
 from advisor.performance.snapshot import RunTimes, Snapshot
+from advisor.performance.told import Told
 
 _LENGTH = struct.Struct(">I")
 MAX_FRAME = 256 << 20
@@ -40,11 +41,12 @@ class Polled(msgspec.Struct, frozen=True, tag="polled"):
 
 
 class History(msgspec.Struct, frozen=True, tag="history"):
-    """Collector → daemon: past run times of some apps; `last` completes the set. And how waits are off."""
+    """Collector → daemon: past run times of some apps; `last` completes the set. And how waits and work are off."""
 
     apps: dict[str, dict[str, RunTimes]]
     last: bool
     waits: dict[str, tuple[tuple[float, float, float], ...]] = {}
+    told: Told | None = None
 
 
 class Collected(msgspec.Struct, frozen=True, tag="collected"):

@@ -22,6 +22,7 @@ import msgspec
 import advisor
 from advisor.config import Settings
 from advisor.performance.snapshot import RunTimes, Snapshot
+from advisor.performance.told import Told
 from advisor.server import frames
 from advisor.server.status import CollectorStatus, RoundsStatus
 
@@ -43,6 +44,7 @@ class Keeper:
         self._history: dict[str, dict[str, RunTimes]] = {}
         self._incoming: dict[str, dict[str, RunTimes]] = {}
         self._waits: dict[str, tuple[tuple[float, float, float], ...]] = {}
+        self._told: Told | None = None
         self._child: _Child | None = None
         self._task: asyncio.Task[None] | None = None
         self._heard_at = 0.0
@@ -143,7 +145,7 @@ class Keeper:
                 self._incoming.update(message.apps)
                 if message.last:
                     self._history, self._incoming = self._incoming, {}
-                    self._waits = message.waits
+                    self._waits, self._told = message.waits, message.told
             case frames.Collected():
                 self._status = msgspec.structs.replace(self._status, collected_at=message.at)
             case frames.Lost():
@@ -164,7 +166,9 @@ class Keeper:
         self.last_poll_failed = False
         self._status = msgspec.structs.replace(self._status, poll_took_s=message.took_s)
         self._clear_error("poll")
-        snapshot = msgspec.structs.replace(message.snapshot, history=self._history, wait_corrections=self._waits)
+        snapshot = msgspec.structs.replace(
+            message.snapshot, history=self._history, wait_corrections=self._waits, told=self._told
+        )
         self._on_snapshot(snapshot)
 
     def _failed(self, message: frames.Failed) -> None:

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from advisor.config import Settings
-from advisor.performance import processors
+from advisor.performance import processors, told
 from advisor.performance.snapshot import RunTimes
+from advisor.performance.told import Told
 from advisor.performance.wait_model import corrections
 from advisor.performance.wait_model import learned as learned_waits
 from advisor.server import saved_run_times
 from advisor.store import learning, outcomes
 from advisor.store.database import Database
 from advisor.training import serving
+from advisor.training.versions import VersionError
 
 if TYPE_CHECKING:
     from advisor.performance.model.model import RunTimeModel
@@ -70,6 +72,7 @@ class Learner:
         self._waits: Waits = {}
         self._next_waits = 0.0
         self._in_force = serving.InForce()
+        self._told_refused = ""
         self._place: Path | None = None  # where the model is saved
         self._recent: dict[tuple[str, str], int] = {}  # records of the last while that are in the model → their end
 
@@ -100,6 +103,17 @@ class Learner:
             self._waits = corrections(learned_waits(found, model)) if found or model else {}
             self._next_waits = time.monotonic() + WAITS_S
         return self._waits
+
+    def told(self) -> Told | None:
+        """How far off annotations are: by the version in force, or as shipped; None where that cannot be read."""
+        try:
+            found = serving.told(self._in_force.version) if self._in_force.version is not None else None
+            return found if found is not None else told.shipped()
+        except (told.ToldError, VersionError) as error:
+            if str(error) != self._told_refused:
+                log.error("annotations are taken at their word: %s", error)
+            self._told_refused = str(error)
+            return None
 
     def _modelled(
         self, db: Database, settings: Settings, site: frozenset[str], running: Iterable[RunningJob]

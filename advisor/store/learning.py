@@ -28,6 +28,17 @@ class RunRecord(NamedTuple):
     work: float | None  # as its annotation told, in the app's own unit
 
 
+class AnnotatedRun(NamedTuple):
+    """A run whose annotation told its kernels."""
+
+    app: str
+    processor: str
+    elapsed_s: float
+    gpus: int | None
+    cpus: int | None
+    annotation: str  # JSON
+
+
 class RecordKey(NamedTuple):
     """Accounting's own key of a record, and when it ended."""
 
@@ -96,6 +107,18 @@ def _records(db: Database, after: int, until: int | None) -> Iterator[tuple[Reco
                 limit_s = None if limit is None else limit * 60.0
                 record = RunRecord(app, user, processor, state, elapsed, gpus, cpus, limit_s, restarted, work)
                 yield RecordKey(cluster, index, end), token, record
+
+
+def annotated_runs(db: Database, until: int, last: int = 20_000) -> list[AnnotatedRun]:
+    """The last completed runs whose annotation told of kernels, by when they ended; raises `StoreError`."""
+    rows = db.rows(
+        "SELECT coalesce(d.app, o.name, ''), o.processor, o.elapsed, o.gpus, o.cpus, d.annotation "
+        "FROM decisions AS d JOIN outcomes AS o ON o.token = d.token "
+        "WHERE d.annotation LIKE '%\"kernels\"%' AND o.state = 'COMPLETED' AND o.processor IS NOT NULL "
+        "AND o.elapsed > 0 AND o.end <= ? ORDER BY o.end DESC, o.token LIMIT ?",
+        (until, last),
+    )
+    return [AnnotatedRun(*row) for row in reversed(rows)]
 
 
 def wait_records(db: Database, last: int = 1_000_000, since: float = 0.0) -> list[WaitRecord]:

@@ -19,12 +19,15 @@ from advisor.performance.model.model import RunTimeModel
 from advisor.performance.model.observations import Runs
 from advisor.performance.model.table import table
 from advisor.performance.snapshot import RunTimes
+from advisor.performance.told import Told, shipped
+from advisor.performance.told import encode as encode_told
 from advisor.performance.wait_model import WaitModel
 from advisor.performance.wait_model import encode as encode_waits
 from advisor.performance.wait_model import learned as learned_waits
 from advisor.store import learning
 from advisor.store.database import Database
-from advisor.training.serving import RUN_TIMES, WAITS
+from advisor.training.serving import RUN_TIMES, TOLD, WAITS
+from advisor.training.told_fit import updated
 
 FOLDS = 3
 # Of waits, the last so many are what the next ones are like; as the daemon has it.
@@ -45,10 +48,15 @@ class Fitted(NamedTuple):
     wait_records: int
     ended_until: int
     decided_until: float
+    told: Told
 
     def files(self) -> dict[str, bytes]:
         """As they stand in a version."""
-        return {RUN_TIMES: encode(self.run_times), WAITS: encode_waits(self.waits)}
+        return {
+            RUN_TIMES: encode(self.run_times),
+            WAITS: encode_waits(self.waits),
+            TOLD: encode_told(self.told),
+        }
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -96,6 +104,7 @@ def fit(db: Database, settings: Settings, progress: Progress) -> Fitted:
         len(records),
         reach.ended_until,
         reach.decided_until,
+        updated(shipped(), learning.annotated_runs(db, reach.ended_until), figures),
     )
 
 

@@ -17,6 +17,7 @@ from advisor.config import Processor, Settings
 from advisor.dfg.graph import Annotation
 from advisor.performance import processors as table
 from advisor.performance.runtime import expected
+from advisor.performance.told import Told
 from advisor.performance.wait_model import Corrections, corrected
 from advisor.policy.guardrails import prefer
 from advisor.policy.interface import JobShape, Prediction
@@ -32,8 +33,10 @@ _NO_NOTE = Annotation()
 class Rescorer:
     """Chooses for logged submissions; each by the fit that has not seen how it ended."""
 
-    def __init__(self, unseen: Sequence[History], waits: Corrections, settings: Settings) -> None:
-        self._unseen, self._waits, self._settings = unseen, waits, settings
+    def __init__(
+        self, unseen: Sequence[History], waits: Corrections, settings: Settings, told: Told | None = None
+    ) -> None:
+        self._unseen, self._waits, self._settings, self._told = unseen, waits, settings, told
         self._processors: Mapping[str, Processor] = table.load(settings.processors)
 
     def __call__(self, row: Experience, predictions: list[Predicted], places: list[Place]) -> Choice:
@@ -71,6 +74,7 @@ class Rescorer:
             gpus=shape.gpus,
             cpus=shape.cpus,
             reference=reference,
+            told=self._told,
         ).seconds
 
     def predictions(self, rows: Sequence[Experience], most: int = 20_000) -> Predictions:

@@ -24,6 +24,7 @@ from advisor.performance.model.files import decode
 from advisor.performance.model.model import RunTimeModel
 from advisor.performance.model.observations import Refused, observe
 from advisor.performance.model.table import table
+from advisor.performance.told import decode as decode_told
 from advisor.performance.wait_model import corrections
 from advisor.performance.wait_model import decode as decode_waits
 from advisor.store import learning
@@ -280,7 +281,8 @@ class _Run:
         self.say(f"weighing {len(rows)} logged decisions")
         unseen = msgspec.msgpack.decode((self.folder / "unseen.msgpack").read_bytes(), type=list[History])
         waits = corrections(decode_waits((self.folder / serving.WAITS).read_bytes()))
-        rescorer = Rescorer(unseen, waits, self.settings)
+        told = decode_told((self.folder / serving.TOLD).read_bytes(), serving.TOLD)
+        rescorer = Rescorer(unseen, waits, self.settings, told)
         evidence, why = None, ""
         try:
             evidence = gather(rows, rescorer, self.settings.gate.least_jobs)
@@ -331,7 +333,7 @@ class _Run:
             return self.versions.load(name)
         files = {
             file: (self.folder / file).read_bytes()
-            for file in (serving.RUN_TIMES, serving.WAITS, serving.CONTENTION, serving.POLICY)
+            for file in (serving.RUN_TIMES, serving.WAITS, serving.TOLD, serving.CONTENTION, serving.POLICY)
             if (self.folder / file).exists()
         }
         card: dict[str, Any] = {

@@ -13,6 +13,7 @@ import msgspec
 
 from advisor.config import Settings
 from advisor.performance import processors, wait_model
+from advisor.performance import told as told_prior
 from advisor.policy.guarded import Guarded, learned
 from advisor.policy.interface import Policy
 from advisor.policy.registry import make_policy
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RUN_TIMES, WAITS, CONTENTION, POLICY = "run_times.msgpack", "waits.json", "contention.json", "policy.safetensors"
+TOLD = "told.json"
 
 
 def policy_in_force(settings: Settings) -> tuple[Policy, str | None]:
@@ -65,6 +67,7 @@ class InForce:
             if found is not None:
                 run_times(found, settings)
                 waits(found)
+                told(found)
         except VersionError as error:
             self._refuse(str(error))
             return False
@@ -90,6 +93,17 @@ def run_times(version: Version, settings: Settings) -> RunTimeModel | None:
         return decode(path.read_bytes(), processors.load(settings.processors), str(path))
     except (ModelError, OSError) as error:
         raise VersionError(str(error)) from error
+
+
+def told(version: Version) -> told_prior.Told | None:
+    """How far off annotations are by the version; None where it has nothing of it. Raises `VersionError`."""
+    path = version.file(TOLD)
+    if path is None:
+        return None
+    try:
+        return told_prior.decode(path.read_bytes(), str(path))
+    except (told_prior.ToldError, OSError) as error:
+        raise VersionError(f"{error}; retrain it, or roll back") from error
 
 
 def waits(version: Version) -> WaitModel | None:

@@ -7,14 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from advisor.config import Paths, Settings
+from advisor.performance.model.files import encode
 from advisor.performance.runtime import expected
+from advisor.performance.told import encode as encode_told
+from advisor.performance.told import shipped
 from advisor.server.learner import FEW_RUNS, Learner, RunningJob
 from advisor.store import decisions, outcomes
 from advisor.store.database import Database
-from tests.performance.runs import PROCESSORS
+from advisor.training.versions import Versions
+from tests.performance.runs import PROCESSORS, fitted, site
 from tests.store.rows import decision, outcome
 
 SITE = ("v100", "p100", "k80", "cpu")
@@ -184,6 +189,22 @@ def test_a_record_from_a_clock_that_is_ahead_hides_nothing(db: Database, setting
     learner.history(db, settings, SITE)
     outcomes.store(db, [ended(15_000, "appa", "v100", 1000)], None, 0.0)
     assert told(learner.history(db, settings, SITE), "appa", "v100").detail == "5 past runs of appa"
+
+
+def test_annotations_are_corrected_as_shipped_until_a_version_has_learned_from_them(
+    db: Database, settings: Settings, tmp_path: Path
+) -> None:
+    learner = Learner()
+    a_week(db)
+    learner.history(db, settings, SITE)
+    assert learner.told() == shipped()
+    mine = msgspec.structs.replace(shipped(), own=0.5, runs=7)
+    files = {"run_times.msgpack": encode(fitted(site(1, apps=3, runs=2))), "told.json": encode_told(mine)}
+    versions = Versions.of(settings)
+    versions.write("v1", files, {}, created_at=1.0, cluster="mini", policy="earliest-finish")
+    versions.promote("v1", "a test")
+    learner.history(db, settings, SITE)
+    assert learner.told() == mine
 
 
 def test_waits_that_are_always_longer_than_expected_are_corrected(db: Database) -> None:

@@ -36,6 +36,19 @@ def expectation(daemon):
     raise AssertionError(found)
 
 
+def reason(daemon, script):
+    """Why an annotated job is expected to take as long as it is."""
+
+    def told():
+        with daemon.hook() as hook:
+            token = hook.ask(submission(environment={"ADVISOR_DFG": script})).token
+        found = wait_until(lambda: daemon.query("select predictions from decisions where token = ?", token))
+        text = " ".join(place["reason"] for place in json.loads(found[0][0]))
+        return text if "corrected" in text else None
+
+    return wait_until(told, seconds=30, every=0.3)
+
+
 def expects(daemon, low, high):
     """The expectation once it lies within these seconds."""
 
@@ -49,6 +62,7 @@ def expects(daemon, low, high):
 def test_jobs_that_end_change_what_is_expected_and_neither_a_restart_nor_a_damaged_model_loses_it(make_daemon):
     daemon = make_daemon().start()
     assert expectation(daemon)[1] == "time limit"
+    assert "corrected by what other sites taught" in reason(daemon, "kernels: {t: {on: [gpu], work: 8.0e15}}")
     finish(daemon, 100, 8, 300)
     assert expects(daemon, 200, 450)[1] == "history"
     finish(daemon, 200, 40, 1200)  # the program has become slower

@@ -77,7 +77,7 @@ def test_a_log_becomes_a_version_that_was_judged_and_is_in_force(simulated: Path
     assert found.models.runs == 220 and found.simulated and found.latency and found.judged.evidence
     version = Versions.of(settings).current()
     assert version is not None and version.name == found.version
-    assert set(version.manifest.files) == {"run_times.msgpack", "waits.json", "contention.json"}
+    assert set(version.manifest.files) == {"run_times.msgpack", "waits.json", "told.json", "contention.json"}
     for heading in ("made", "models", "log", "simulation", "latency", "gate"):
         assert version.card[heading], heading
     assert version.card["gate"]["reasons"] == found.judgement.reasons

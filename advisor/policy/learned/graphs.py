@@ -8,16 +8,34 @@ from typing import NamedTuple
 import numpy as np
 
 from advisor.dfg.graph import Annotation
+from advisor.performance.told import (
+    CORE_FLOPS,
+    EFFICIENCY,
+    MEMORY_EFFICIENCY,
+    MIDDLING_BYTES,
+    MIDDLING_FLOPS,
+    PASSES,
+    UNTOLD_SENSITIVITY,
+)
 from advisor.policy.learned.shapes import FLOW_FEATURES, KERNEL_FEATURES, Floats, Ints
 
-# What programs reach of peak arithmetic and of peak memory bandwidth; how often a kernel goes through its memory.
-EFFICIENCY, MEMORY_EFFICIENCY, PASSES = 0.3, 0.5, 1000.0
-# A middling GPU, on which kernels are compared: FLOP/s and bytes/s. One core.
-MIDDLING_FLOPS, MIDDLING_BYTES, CORE_FLOPS = 10e12 * EFFICIENCY, 500e9 * MEMORY_EFFICIENCY, 0.05e12 * EFFICIENCY
 # FLOP per byte at which a middling GPU is bound by both alike.
 BALANCE = MIDDLING_FLOPS / MIDDLING_BYTES
-# How much of its time a job of which nothing is told is taken to be bound by memory.
-UNTOLD_SENSITIVITY = 0.4
+
+__all__ = [
+    "CORE_FLOPS",
+    "EFFICIENCY",
+    "MEMORY_EFFICIENCY",
+    "MIDDLING_BYTES",
+    "MIDDLING_FLOPS",
+    "NO_GRAPH",
+    "PASSES",
+    "UNTOLD_SENSITIVITY",
+    "Graph",
+    "graph_from",
+    "graph_of",
+    "processor_features",
+]
 
 
 class Graph(NamedTuple):
