@@ -213,8 +213,27 @@ class _Run:
 
     def _join(self, planner: Planner, now: float) -> None:
         for job, gpu in planner.guests():
-            if self.floor.join(job, gpu, int(planner.gpu_pool[gpu]), now):
+            if not self._fit(planner, job, gpu):
+                planner.forget_pairs()
                 self.changed = True
+            elif self.floor.join(job, gpu, int(planner.gpu_pool[gpu]), now):
+                self.changed = True
+
+    def _fit(self, planner: Planner, job: int, gpu: int) -> bool:
+        """Whether two fit into one memory; where not, the one that came fails at once and waits again.
+
+        Only whoever does not know the pairs tries it, and knows it then.
+        """
+        truth, specs = self.floor.contention, self.engine.workload.jobs
+        if truth is None or truth is planner.believed:
+            return True
+        both = specs[job], specs[self.floor.on_gpu[gpu][0]]
+        processor = self.engine.cluster.places[int(planner.gpu_pool[gpu])].processor
+        if all(truth.pair(one, other, processor) > 0 for one, other in (both, both[::-1])):
+            return True
+        for one, other in (both, both[::-1]):
+            truth.speed(one, processor, [other], [other])  # is noted
+        return False
 
     def _requeue(self, now: float) -> None:
         """Takes one running job off its nodes where a much better place is free and nobody waits for that."""

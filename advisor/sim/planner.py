@@ -140,7 +140,7 @@ class Planner:
         if not len(pending):
             return
         self.plans += 1
-        self._pairs.clear()  # what is believed of neighbours may have changed
+        self.forget_pairs()  # what is believed of neighbours may have changed
         if self.planning.workflows and self.followers:
             counted = self.followers.weights(pending, now, self.expected, self.place, self.start)
             for job, urgency in counted.items():
@@ -230,6 +230,10 @@ class Planner:
             assert self.believed is not None
             self._pairs[key] = self.believed.pair(a, b, self.places[place].processor)
         return self._pairs[key]
+
+    def forget_pairs(self) -> None:
+        """Asks about every pair anew."""
+        self._pairs.clear()
 
     def _keep(self, pending: Ints, plan: Plan, now: float) -> None:
         options = self.floor.jobs.options

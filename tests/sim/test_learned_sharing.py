@@ -45,3 +45,22 @@ def test_a_run_that_learns_its_neighbours_ends_every_job_and_beats_ignorance():
     assert learner.seen
     assert (learned.end > learned.start).all()
     assert learned.end.mean() < alone.end.mean()
+
+
+def test_two_that_do_not_fit_are_tried_once_and_both_end_soon():
+    jobs = tuple(job(number, "gan" if number % 2 else "quiet") for number in range(12))
+
+    class Full(AppTable):
+        def pair(self, job, other, processor):
+            return 0.0 if job.app == other.app == "gan" else super().pair(job, other, processor)
+
+        def speed(self, job, processor, on_gpu, on_node):
+            return 0.02 if any(job.app == other.app == "gan" for other in on_gpu) else 0.9
+
+    learner = LearnedNeighbours()
+    found = run_planned(
+        Workload("full", jobs), parse_cluster("v100=2"), ("place", "order", "share"),
+        contention=Watched(Full({}), learner), believed=learner,
+    )  # fmt: skip
+    assert (found.end - found.start).max() < 150.0
+    assert learner.seen["gan", "gan", "v100"] == 0.0
