@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from advisor.sim.compiled import compiled
+from advisor.sim.compiled import compiled, entry
 from advisor.sim.placing import capped, fits, move_up, room_anywhere, start_chosen
 from advisor.sim.state import (
     CPUS,
@@ -85,6 +85,7 @@ def backfill_pass(m: Machine, jobs: Jobs, s: State, rules: Rules, now: float) ->
     slots = 1
     usable = np.zeros(len(m.size), dtype=np.bool_)
     kept, i, roomy = head, head, head
+    _sort_running(jobs, s)
     while i < last:
         # What is free only shrinks during a pass: where nobody from here on has room, nobody starts any more.
         roomy = max(roomy, i)
@@ -105,6 +106,7 @@ def backfill_pass(m: Machine, jobs: Jobs, s: State, rules: Rules, now: float) ->
                 if time <= now:
                     # Which of the nodes without a reservation it gets is decided as for the main scheduler.
                     started = _start(m, jobs, s, rules, job, first, usable, now)
+                    _sort_running(jobs, s)
                 elif slots < len(begins) - 2:
                     begin, end = _slot(rules, time, jobs.limit[job])
                     slots = _book(m, jobs, s, job, begin, end, grain, begins, ends, open_nodes, slots)
@@ -188,6 +190,12 @@ def _choose(m: Machine, jobs: Jobs, rules: Rules, free: Ints, chosen: Ints, job:
             taken[node] = True
             found += 1
     return True
+
+
+@entry
+def nodes_taken(m: Machine, jobs: Jobs, rules: Rules, free: Ints, chosen: Ints, job: int, usable: Flags) -> bool:
+    """The same, for who wants to know it of one job."""
+    return _choose(m, jobs, rules, free, chosen, job, usable)
 
 
 @compiled
@@ -340,6 +348,22 @@ def _will_run(
 @compiled
 def _planned_end(jobs: Jobs, s: State, job: int) -> float:
     return float(math.floor(s.start[job]) + jobs.limit[job])
+
+
+@compiled
+def _sort_running(jobs: Jobs, s: State) -> None:
+    """By the second in which they end, then by submission; they stand nearly so already."""
+    running = s.running
+    for i in range(1, s.counters[RUNNING]):
+        job, end = running[i], _planned_end(jobs, s, running[i])
+        k = i
+        while k > 0:
+            before = _planned_end(jobs, s, running[k - 1])
+            if before < end or (before == end and running[k - 1] < job):
+                break
+            running[k] = running[k - 1]
+            k -= 1
+        running[k] = job
 
 
 @compiled

@@ -97,6 +97,21 @@ def test_a_job_that_runs_elsewhere_can_put_off_a_reservation(elsewhere, start):
     assert schedule.start[3] == start
 
 
+@pytest.mark.parametrize(("elsewhere_first", "start"), [(True, 120), (False, 30)])
+def test_of_jobs_that_end_in_the_same_second_the_one_submitted_first_counts_first(elsewhere_first, start):
+    cluster = SimCluster(
+        "c", (SimNode("a", 8, 1000), SimNode("b", 8, 1000)), (Place("a", "cpu", (0,)), Place("b", "cpu", (1,)))
+    )
+    here, elsewhere = cpu_job("here", 0, 4, 60, 60), cpu_job("elsewhere", 0.25, 1, 60, 60)
+    if elsewhere_first:
+        here, elsewhere = (msgspec.structs.replace(job, submit=at) for job, at in ((here, 0.25), (elsewhere, 0)))
+    jobs = (*sorted((here, elsewhere), key=lambda job: job.submit), cpu_job("ends late", 0.5, 3, 600, 600))
+    jobs += (cpu_job("waits", 1, 5, 60, 60), cpu_job("small", 2, 1, 10, 300))
+    places = [[1] if job.id == "elsewhere" else [0] for job in jobs]
+    # As above: only an end that comes after the one here lets the group go on to the job that ends late.
+    assert Engine(cluster, Workload("w", jobs), SLURM).run(places).start[4] == pytest.approx(start, abs=0.5)
+
+
 def test_backfill_looks_every_second_while_there_is_nothing_to_do():
     jobs = (
         cpu_job("long", 0, 5, 200, 200),

@@ -148,16 +148,22 @@ def test_a_seed_gives_the_same_jobs_and_every_job_is_spelled_for_sbatch():
     assert f"--gres=gpu:{job.gpus // job.nodes}" in words
 
 
-def test_the_first_node_with_room_is_the_choice_that_is_checked():
+@pytest.mark.parametrize(
+    ("release", "node", "right"),
+    [("24.11", "a", True), ("24.11", "b", False), ("22.05", "a", False), ("22.05", "b", True)],
+)
+def test_the_nodes_slurm_took_are_checked_against_the_rule_of_its_release(release, node, right):
     cluster = SimCluster(
-        "c", (SimNode("a", 4, 100), SimNode("b", 4, 100), SimNode("c", 4, 100)), (Place("p", "cpu", (0, 1, 2)),)
+        "c", (SimNode("a", 8, 100), SimNode("b", 4, 100), SimNode("c", 4, 100)), (Place("p", "cpu", (0, 1, 2)),)
     )
-    jobs = tuple(SimJob(id=str(i), submit=0, cpus=3, run_time={"any": 5.0}) for i in range(3))
-    records = [Record(i + 1, 0.0, float(i), 100.0, None, "p", (node,), False) for i, node in enumerate(("a", "b", "c"))]
-    workload = Workload("w", jobs)
-    assert node_choices(Ran(tuple(records), read_log([])), cluster, workload) == [True, True]  # the last had no choice
-    records[1] = msgspec.structs.replace(records[1], nodes=("c",))
-    assert node_choices(Ran(tuple(records[:2]), read_log([])), cluster, Workload("w", jobs[:2])) == [True, False]
+    jobs = tuple(
+        SimJob(id=str(i), submit=0, cpus=cpus, run_time={"any": 5.0}, time_limit=60) for i, cpus in enumerate((8, 4))
+    )
+    # Only one node has room for the wide job; the other, after that, takes the first, or in 22.05 a narrow one.
+    records = (Record(1, 0.0, 0.0, 5.0, 5.0, "p", ("a",)), Record(2, 0.0, 6.0, 11.0, 11.0, "p", (node,)))
+    _, workload, ran = one_after_the_other()
+    scheduler = slurm_scheduler(measure(ran, workload, 2.0), {}, release)
+    assert node_choices(Ran(records, read_log([])), cluster, Workload("w", jobs), scheduler) == [right]
 
 
 def test_a_real_run_that_fails_says_what_failed():

@@ -7,33 +7,38 @@ reservations, which the log does not show.
 
 from __future__ import annotations
 
+import numpy as np
+
 from advisor.sim.cluster import SimCluster
-from advisor.sim.engine import needs
+from advisor.sim.engine import Engine, Scheduler
+from advisor.sim.slurmctld import nodes_taken
+from advisor.sim.state import LISTED
 from advisor.sim.truth.drive import Ran
 from advisor.sim.workload import Workload
 
 
-def node_choices(ran: Ran, cluster: SimCluster, workload: Workload) -> list[bool]:
-    """For each start with a choice: whether Slurm took the first nodes of the partition that had room."""
+def node_choices(ran: Ran, cluster: SimCluster, workload: Workload, scheduler: Scheduler) -> list[bool]:
+    """For each start with a choice: whether Slurm took the nodes that the simulator's rule takes."""
+    engine = Engine(cluster, workload, scheduler)
+    jobs, rules = engine.jobs, engine.rules(LISTED, callback=False)
+    index = {node.name: n for n, node in enumerate(cluster.nodes)}
     found: list[bool] = []
     for j, record in enumerate(ran.records):
         if record.by_backfill or record.start is None:
             continue
-        need = needs(workload.jobs[j])
-        free = {node.name: [node.cpus, node.memory_mb, node.gpus] for node in cluster.nodes}
+        free = engine.machine.size.copy()
         for k, other in enumerate(ran.records):
             assert other.start is not None
             assert other.end is not None
             # Several starts of one pass carry the same time; they came in the order of the queue.
             if (other.start, other.job_id) < (record.start, record.job_id) and other.end > record.start:
-                for name in other.nodes:
-                    free[name] = [left - taken for left, taken in zip(free[name], needs(workload.jobs[k]), strict=True)]
-        partition = [n for place in cluster.places if place.partition == record.partition for n in place.nodes]
-        fitting = [
-            cluster.nodes[n].name
-            for n in partition
-            if all(wanted <= left for wanted, left in zip(need, free[cluster.nodes[n].name], strict=True))
-        ]
-        if len(fitting) > len(record.nodes):
-            found.append(set(fitting[: len(record.nodes)]) == set(record.nodes))
+                free[[index[name] for name in other.nodes]] -= jobs.need[k]
+        usable = np.zeros(len(cluster.nodes), dtype=np.bool_)
+        usable[[n for place in cluster.places if place.partition == record.partition for n in place.nodes]] = True
+        usable &= (free >= jobs.need[j]).all(axis=1)
+        if usable.sum() > len(record.nodes):
+            nodes_taken(engine.machine, jobs, rules, free, engine.state.chosen, j, usable)
+            found.append(
+                {index[name] for name in record.nodes} == set(engine.state.chosen[: len(record.nodes)].tolist())
+            )
     return found

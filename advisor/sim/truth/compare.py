@@ -141,7 +141,11 @@ def replay(cluster: SimCluster, workload: Workload, ran: Ran, scheduler: Schedul
 
     Jobs hold their nodes exactly as long as they really did, and the schedulers look when slurmctld's did.
     """
-    held = [freed - start for _, start, _, freed in map(_known, ran.records)]
+    # From the look that started a job: in the log it starts some milliseconds later, when its turn has come.
+    all_looks = np.sort(np.asarray((*ran.log.passes, *ran.log.cycles)))
+    known = [_known(record) for record in ran.records]
+    began = all_looks[np.searchsorted(all_looks, [start for _, start, _, _ in known], side="right") - 1]
+    held = [freed - float(look) for (_, _, _, freed), look in zip(known, began, strict=True)]
     looks = msgspec.structs.replace(
         scheduler, launch_s=0.0, complete_s=0.0, passes=ran.log.passes, backfills=ran.log.cycles
     )
