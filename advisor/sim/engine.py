@@ -65,7 +65,7 @@ class Scheduler(msgspec.Struct, frozen=True):
     # 0: every pass backfills. Else, as in Slurm, passes that follow an event stop at the first job of a partition
     # that cannot start, and backfill comes by itself every so many seconds (bf_interval).
     backfill_interval_s: float = 0.0
-    backfill_phase_s: float = 0.0  # where its beat falls: when it comes first, less than an interval
+    backfill_phase_s: float = 0.0  # where its beat falls: when it comes first
     # Only for `slurm`:
     resolution_s: float = 60.0  # reservations begin and end on multiples of this (bf_resolution)
     since_24_11: bool = True  # as from 24.11 on: their ends are rounded up, and slots tried in another order

@@ -29,7 +29,7 @@ class Measured(msgspec.Struct, frozen=True):
     cycle_at: float  # its first look, in seconds since the epoch
     backfill_interval_s: float  # between two looks of backfill that started nothing
     backfill_start_s: float  # and more for each job that it started
-    backfill_at: float  # its first
+    backfill_at: float  # its first after the first submission
     launches: tuple[float, ...]  # launch_s of every job
     intervals: tuple[float, ...]  # every backfill_interval_s
 
@@ -74,7 +74,7 @@ def measure(ran: Ran, workload: Workload, nominal_interval_s: float) -> Measured
         cycle_at=float(passes[0]),
         backfill_interval_s=statistics.mean(intervals) if intervals else nominal_interval_s,
         backfill_start_s=start_s,
-        backfill_at=float(cycles[0]) if len(cycles) else 0.0,
+        backfill_at=next((cycle for cycle in cycles if cycle >= happened.min()), float(happened.min())),
         launches=tuple(launch),
         intervals=tuple(intervals),
     )
@@ -170,6 +170,7 @@ def ensemble(
     later can start others a second earlier or later, and from there on another schedule may come of it.
     """
     draw = random.Random(seed)
+    first = min(_known(record)[0] for record in ran.records)
     found: list[Times] = []
     for _ in range(runs):
         lasts = [job.run_time[ANY] + draw.choice(measured.launches) for job in workload.jobs]
@@ -179,7 +180,7 @@ def ensemble(
             drawn = msgspec.structs.replace(
                 drawn,
                 latency_s=scheduler.latency_s + draw.uniform(0.0, scheduler.beat_s),
-                backfill_phase_s=scheduler.backfill_phase_s + draw.uniform(0.0, drawn.backfill_interval_s),
+                backfill_phase_s=first + draw.uniform(0.0, drawn.backfill_interval_s),
             )
         found.append(_run(cluster, workload, ran, drawn, lasts))
     return sorted(found, key=makespan)
@@ -197,7 +198,7 @@ def _run(cluster: SimCluster, workload: Workload, ran: Ran, scheduler: Scheduler
     since = msgspec.structs.replace(
         scheduler,
         latency_s=(scheduler.latency_s - origin) % scheduler.beat_s,
-        backfill_phase_s=(scheduler.backfill_phase_s - origin) % (scheduler.backfill_interval_s or 1.0),
+        backfill_phase_s=scheduler.backfill_phase_s - origin,
         passes=tuple(time - origin for time in scheduler.passes),
         backfills=tuple(time - origin for time in scheduler.backfills),
     )
