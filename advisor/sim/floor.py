@@ -15,7 +15,7 @@ import numpy as np
 from advisor.sim import pieces
 from advisor.sim.engine import Engine
 from advisor.sim.neighbours import Contention
-from advisor.sim.state import CPUS, GPUS, HEAD, TAIL, Floats, Ints, Rules
+from advisor.sim.state import CPUS, GPUS, HEAD, TAIL, Flags, Floats, Ints, Rules
 
 MOST_ON_A_GPU = 2  # shards of one GPU, a job each
 
@@ -64,10 +64,15 @@ class Floor:
         """Puts the queue into this order; it must be the same jobs."""
         self.state.queue[self.state.counters[HEAD] : self.state.counters[TAIL]] = order
 
-    def schedule(self, now: float) -> list[int]:
-        """Lets the scheduler pass; the jobs that have started."""
+    def schedule(self, now: float, held: Flags | None = None) -> list[int]:
+        """Lets the scheduler pass; the jobs that have started. `held`: those of the queue that it does not see."""
         before = self.pending()
+        hidden = int(held.sum()) if held is not None else 0
+        if held is not None and hidden:
+            self.arrange(np.concatenate([before[~held], before[held]]))
+            self.state.counters[TAIL] -= hidden
         pieces.schedule_pass(self.machine, self.jobs, self.state, self.rules, now)
+        self.state.counters[TAIL] += hidden
         started = [int(j) for j in before if not math.isnan(self.state.start[j])]
         touched: set[int] = set()
         for job in started:

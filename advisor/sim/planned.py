@@ -206,7 +206,7 @@ class _Run:
                 if "requeue" in self.levers:
                     self._requeue(now)
             self._join(planner, now)
-        started = floor.schedule(now)
+        started = floor.schedule(now, None if planner is None else planner.waits(now))
         if planner is not None:
             planner.seated(started)
             self._join(planner, now)  # those who have just started may be hosts

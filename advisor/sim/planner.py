@@ -25,6 +25,8 @@ _MOST_UNITS = 256
 # Nobody tells how long a node stays down; an overdue job is expected to last this part of its run so far.
 _DOWN_S = 3600.0
 _OVERDUE = 0.05
+# Two times that differ by less are one.
+_SAME_TIME_S = 1e-3
 # The largest of all ends is a harder goal than their mean.
 _SPAN_EFFORT = 8
 # Chosen on made-up traces like Gavel's B: who comes later finds a GPU sooner where only good pairs have met. The
@@ -74,7 +76,9 @@ class Planner:
         n = len(self.specs)
         self.place: Ints = np.full(n, -1, dtype=np.int64)
         self.gpu: Ints = np.full(n, -1, dtype=np.int64)
+        self.seats: dict[int, Ints] = {}  # the GPUs that a job of several waits for, where the plan names them
         self.start: Floats = np.full(n, np.inf)  # planned, as simulated time
+        self.due: dict[int, float] = {}  # since when a job's turn has come
         self.launch_s = engine.scheduler.launch_s
         self.submit = floor.jobs.submit
         self.weight = np.asarray([job.weight for job in self.specs])
@@ -218,10 +222,19 @@ class Planner:
             share=self.shareable[everyone],
             speed=speed,
             before=before,
+            seats=self._seats(pending),
             least_gain=self.least_gain,
         )
         waiting = msgspec.structs.replace(waiting, width=np.repeat(gpus[:, None], len(self.places), axis=1))
         return plan_sharing(waiting, sharing, self.objective, "order" in self.levers, steps, self._seed())
+
+    def _seats(self, pending: Ints) -> Ints:
+        most = max((len(self.seats[job]) for job in pending.tolist() if job in self.seats), default=1)
+        seats = np.full((len(pending), most), -1, dtype=np.int64)
+        for i, job in enumerate(pending.tolist()):
+            if job in self.seats:
+                seats[i, : len(self.seats[job])] = self.seats[job]
+        return seats
 
     def _pair(self, place: int, one: int, other: int) -> float:
         a, b = self.specs[one], self.specs[other]
@@ -247,6 +260,10 @@ class Planner:
         self.place[pending] = plan.pool
         self.gpu[pending] = plan.gpu
         self.start[pending] = now + plan.start
+        for i, job in enumerate(pending.tolist()):
+            self.seats.pop(job, None)
+            if plan.seats is not None and plan.seats[i, 0] >= 0:
+                self.seats[job] = plan.seats[i][plan.seats[i] >= 0]
 
     def _arrange(self, now: float) -> None:
         """The queue in the plan's order, within each priority; who has waited too long goes first."""
@@ -283,14 +300,43 @@ class Planner:
                 found.append((job, gpu))
         return found
 
+    def waits(self, now: float) -> Flags:
+        """Of the pending jobs, in the queue's order: whose turn has not come, so that the scheduler must not see them.
+
+        Only a plan for the makespan lets GPUs idle on purpose, until enough of them are free for a wide job; backfill
+        would give them away. A job whose turn has come and that does not start (the plan knows GPUs only, not CPUs or
+        memory) opens the queue to all after a round: then the plan is not what can be done.
+        """
+        queue = self.floor.pending()
+        if self.objective != "makespan" or "order" not in self.levers:
+            return np.zeros(len(queue), dtype=np.bool_)
+        early = self.start[queue] > now + _SAME_TIME_S
+        early &= (self.place[queue] >= 0) & (now - self.submit[queue] <= self.planning.longest_wait_s)
+        if "share" in self.levers and self.believed is not None:
+            seen: set[int] = set()
+            for i, job in enumerate(queue.tolist()):
+                gpu = int(self.gpu[job])
+                if gpu >= 0:
+                    # Guests join; they do not start by themselves.
+                    early[i] |= gpu in seen or (len(self.floor.on_gpu[gpu]) > 0 and bool(self.shareable[job]))
+                    seen.add(gpu)
+        self.due = {int(job): self.due.get(int(job), now) for job in queue[~early]}
+        overdue = any(now - since > self.planning.round_s for since in self.due.values())
+        return np.zeros(len(queue), dtype=np.bool_) if overdue or not self.floor.running and early.all() else early
+
     def seated(self, started: list[int]) -> None:
-        """Slurm may have taken another GPU of the place than the plan meant: the lists of the two change hands."""
+        """Slurm may have taken other GPUs of the place than the plan meant: their lists change hands."""
         for job in started:
-            meant, seats = int(self.gpu[job]), self.floor.gpus_of[job]
-            if meant < 0 or len(seats) != 1 or seats[0] == meant:
+            meant = self.seats.pop(job).tolist() if job in self.seats else [int(self.gpu[job])]
+            seats = self.floor.gpus_of[job]
+            if meant[0] < 0 or len(seats) != len(meant):
                 continue
-            mine, theirs = self.gpu == meant, self.gpu == seats[0]
-            self.gpu[mine], self.gpu[theirs] = seats[0], meant
+            for one, other in zip(sorted(set(meant) - set(seats)), sorted(set(seats) - set(meant)), strict=True):
+                mine, theirs = self.gpu == one, self.gpu == other
+                self.gpu[mine], self.gpu[theirs] = other, one
+                for wide in self.seats.values():
+                    here, there = wide == one, wide == other
+                    wide[here], wide[there] = other, one
 
 
 def left_of(mean_s: float, spread: float, done: float) -> float:

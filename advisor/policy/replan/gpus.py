@@ -37,4 +37,5 @@ class Lists(NamedTuple):
     wide_count: Ints  # [pool]
     base: Floats  # [gpu] when those that run there have ended
     begin: Floats  # [gpu] when the wide jobs that take it have ended; base where there are none
-    starts: Floats  # [pending] as last noted
+    start: Floats  # [pending] as last noted
+    ended: Floats  # [job] as last played

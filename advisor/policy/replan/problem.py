@@ -39,6 +39,8 @@ class Sharing(msgspec.Struct, frozen=True):
     share: Flags  # [pending and running] may share
     speed: Floats  # [pool, app, other app] part of its speed that an app keeps beside another; 0: cannot
     before: Ints  # [pending] GPU of the last plan (a job of several GPUs: pool); -1: new
+    # [pending, nth] GPUs of the last plan for a job of several, -1 behind the last; None: the plan named none
+    seats: Ints | None = None
     least_gain: float = 1.05  # two meet only where their speeds add up to this
 
 
@@ -49,3 +51,4 @@ class Plan(msgspec.Struct, frozen=True):
     start: Floats  # expected start, in seconds from now
     gpu: Ints  # with sharing: the GPU it waits for; -1: any
     cost: float
+    seats: Ints | None = None  # [job, nth] the GPUs that a job of several waits for, -1 behind the last

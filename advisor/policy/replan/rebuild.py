@@ -11,10 +11,11 @@ import math
 
 import numpy as np
 
-from advisor.policy.replan.draft import Draft, Goal, Span, cost_of, empty_draft, judge, play, seat_wide
+from advisor.policy.replan.draft import Draft, Goal, Span, cost_of, empty_draft, judge, seat, seat_wide
 from advisor.policy.replan.lists import insert, remove
 from advisor.policy.replan.machine_code import compiled, entry
 from advisor.policy.replan.problem import Flags, Floats, Ints
+from advisor.policy.replan.slots import play
 
 AWAY = 6  # jobs that are taken out at once, on average
 ANYONE, FROM_THE_LATEST = 0.3, 0.3  # parts of the turns: jobs at random, or the unit that ends last and others
@@ -22,7 +23,8 @@ WIDE_DRAWN = 0.15  # otherwise each draw takes a wide job with this probability,
 WHOLE_UNIT = 0.5  # or one job of a unit, or with this one all of them.
 BLINK = 0.02  # places that are overlooked, so that the same jobs do not always come back to the same places;
 MOST_UNITS = 64  # and of many units about so many are looked at.
-TURNS_TRIED = 0.3  # part of a wide list's positions that is tried
+TURNS_TRIED = 0.3  # part of a wide list's positions that is tried,
+WAYS_TO_SEAT = 4  # each with so many choices of units
 USED = 0.3  # weight of all that is used, at its price, beside what is too late
 NEXT_GOAL = 0.995  # of the shortest plan so far
 # A place on which a job alone would last longer than this part of the bound is closed (it counts as several times as
@@ -117,7 +119,8 @@ def _put_back(
     s: Span, d: Draft, job: int, goal: Goal, blink: float, where: Ints, touched: Flags, changed: Flags, trial: Ints
 ) -> bool:
     """Where it costs least; False: nowhere."""
-    best, best_pool, best_unit, best_at, best_behind = math.inf, -1, -1, 0, 0
+    best, best_pool, best_unit, best_at = math.inf, -1, -1, 0
+    best_seats = np.zeros(d.seats.shape[1], dtype=np.int64)
     for pool in range(len(s.price)):
         first, last = s.first[pool], s.first[pool + 1]
         if s.run[job, pool] == math.inf or s.width[job, pool] > last - first:
@@ -135,24 +138,33 @@ def _put_back(
                     if more < best:
                         best, best_pool, best_unit, best_at = more, pool, u, at
             continue
-        n = d.wide_count[pool]
+        n, wanted = d.wide_count[pool], s.width[job, pool]
         saved = d.begin[first:last].copy()
         for at in range(n, -1, -1):
             if at < n and np.random.random() >= TURNS_TRIED:
                 continue
-            trial[:n] = d.wide[pool, :n]
-            insert(trial, n, job, at)
-            for behind in (0, np.random.randint(last - first - s.width[job, pool] + 1)):
-                d.behind[job] = behind
-                if not seat_wide(s, d, pool, trial, n + 1, False):
-                    continue
+            seat_wide(s, d, pool, d.wide[pool], at, False)
+            free = d.begin[first:last].copy()
+            for way in range(WAYS_TO_SEAT):
+                # On the units that come free first, on those that are done first, or in between.
+                mix = 1.0 - way if way < 2 else np.random.random()
+                order = np.argsort(mix * free + (1.0 - mix) * d.end[first:last], kind="mergesort")
+                skipped = np.random.randint(last - first - wanted + 1) if way > 2 else 0
+                d.begin[first:last] = free
+                d.seats[job, :wanted] = first + order[skipped : skipped + wanted]
+                seat(s, d, pool, job, False)
+                for turn in range(at, n):
+                    seat(s, d, pool, d.wide[pool, turn], False)
                 more = 0.0
                 for u in range(first, last):
                     if d.begin[u] != saved[u - first]:
                         end = play(s, d, u, d.jobs[u], d.length[u], False)
                         more += cost_of(s.price[pool], end, goal) - d.cost[u]
+                        if more > best:
+                            break
                 if more < best:
-                    best, best_pool, best_unit, best_at, best_behind = more, pool, -1, at, behind
+                    best, best_pool, best_unit, best_at = more, pool, -1, at
+                    best_seats[:wanted] = d.seats[job, :wanted]
         d.begin[first:last] = saved
     if best_pool < 0:
         return False
@@ -166,7 +178,7 @@ def _put_back(
     else:
         insert(d.wide[best_pool], d.wide_count[best_pool], job, best_at)
         d.wide_count[best_pool] += 1
-        d.behind[job] = best_behind
+        d.seats[job] = best_seats
         changed[best_pool] = True
         _reseat(s, d, best_pool, goal, touched)
     return True
@@ -200,46 +212,70 @@ def _turns(s: Span, size: Floats, out: Ints, count: int) -> Ints:
 
 
 @compiled
-def _seat_as_before(s: Span, d: Draft, pool: int, job: int, start: float) -> None:
-    """Lets the last of a pool's wide jobs leave so many units to others that it starts when it was to start."""
-    closest = math.inf
-    for behind in range(s.first[pool + 1] - s.first[pool] - s.width[job, pool] + 1):
-        was, d.behind[job] = d.behind[job], behind
-        seat_wide(s, d, pool, d.wide[pool], d.wide_count[pool], True)
-        off = abs(d.start[job] - start)
-        if off < closest - 1e-6:
-            closest = off
+def _as_before(s: Span, d: Draft, before: Ints, at_unit: Ints, at_seats: Ints, position: Floats) -> Ints:
+    """Puts those that were planned where they were, in their order; where the plan named no units, finds them some.
+
+    Whoever starts at some time may have any units that are free by then; but narrow ones keep to units that narrow
+    ones have had, so that wide ones go before them everywhere, as a draft wants it.
+    """
+    where = np.full(len(before), -1, dtype=np.int64)
+    free, narrow = d.base.copy(), np.zeros(len(s.pool), dtype=np.bool_)
+    for job in np.argsort(position, kind="mergesort"):
+        p = before[job]
+        if p < 0 or s.run[job, p] == math.inf:
+            continue
+        first, last = s.first[p], s.first[p + 1]
+        wanted = s.width[job, p]
+        if wanted > 1:
+            if wanted > last - first:
+                continue
+            if at_seats[job, 0] >= 0:
+                d.seats[job, :wanted] = at_seats[job, :wanted]
+            else:
+                order = np.argsort(free[first:last] + np.where(narrow[first:last], 1e15, 0.0), kind="mergesort")
+                d.seats[job, :wanted] = first + order[:wanted]
+            start = 0.0
+            for k in range(wanted):
+                start = max(start, free[d.seats[job, k]])
+            for k in range(wanted):
+                free[d.seats[job, k]] = start + s.run[job, p]
+            d.wide[p, d.wide_count[p]] = job
+            d.wide_count[p] += 1
         else:
-            d.behind[job] = was
+            u = at_unit[job]
+            if u < 0:
+                u = first
+                for other in range(first, last):
+                    if _sooner(free[other], narrow[other], free[u], narrow[u], position[job] + 1e-3):
+                        u = other
+            free[u], narrow[u] = max(free[u], 0.0) + s.run[job, p], True
+            d.jobs[u, d.length[u]] = job
+            d.length[u] += 1
+            d.unit[job] = u
+        where[job] = p
+    return where
 
 
 @compiled
-def _begin(s: Span, d: Draft, before: Ints, at_unit: Ints, position: Floats, size: Floats, goal: Goal) -> Ints:
-    """Those that were planned where they were, in their order; then the new ones, each where it costs least."""
+def _sooner(free: float, narrow: bool, other_free: float, other_narrow: bool, start: float) -> bool:
+    """Whether a narrow job should take the one unit, not the other."""
+    if (free <= start) != (other_free <= start):
+        return free <= start
+    if free <= start and narrow != other_narrow:
+        return narrow
+    return free > other_free if free <= start else free < other_free
+
+
+@compiled
+def _begin(
+    s: Span, d: Draft, before: Ints, at_unit: Ints, at_seats: Ints, position: Floats, size: Floats, goal: Goal
+) -> Ints:
+    """Those that were planned as they were; then the new ones, each where it costs least."""
     pending, units = len(before), len(s.pool)
-    where = np.full(pending, -1, dtype=np.int64)
+    where = _as_before(s, d, before, at_unit, at_seats, position)
     touched, changed = np.zeros(units, dtype=np.bool_), np.zeros(len(s.price), dtype=np.bool_)
-    for wide in (True, False):
-        for job in np.argsort(position, kind="mergesort"):
-            p = before[job]
-            if p < 0 or s.run[job, p] == math.inf or (s.width[job, p] > 1) != wide:
-                continue
-            if wide:
-                d.wide[p, d.wide_count[p]] = job
-                d.wide_count[p] += 1
-                where[job] = p
-                _seat_as_before(s, d, p, job, position[job])
-                continue
-            u = at_unit[job]
-            if u < 0:
-                u = s.first[p] + int(np.argmin(d.end[s.first[p] : s.first[p + 1]]))
-            d.jobs[u, d.length[u]] = job
-            d.length[u] += 1
-            d.unit[job], where[job] = u, p
-            judge(s, d, u, goal)
-        if wide:
-            for p in range(len(s.price)):
-                _reseat(s, d, p, goal, touched)
+    for p in range(len(s.price)):
+        _reseat(s, d, p, goal, touched)
     trial = np.zeros(pending + 1, dtype=np.int64)
     for wide in (True, False):
         for job in np.argsort(-size, kind="mergesort"):
@@ -254,17 +290,18 @@ def search_span(
     true_run: Floats,
     before: Ints,
     at_unit: Ints,
+    at_seats: Ints,
     position: Floats,
     bound: float,
     turns: int,
     hot: float,
     cold: float,
     seed: int,
-) -> tuple[Ints, Ints, Floats, float]:
-    """Pools, units (-1: several) and starts of the pending jobs, and the makespan.
+) -> tuple[Ints, Ints, Ints, Floats, float]:
+    """Pools, units (-1: several), units of wide jobs, and starts of the pending jobs, and the makespan.
 
-    `before`, `at_unit`: pool and unit of the last plan, -1 for a new job; `position`: its rank then. `bound`: a plan
-    need not be shorter. `hot`, `cold`: temperatures, in parts of the makespan. `s.run` is written to.
+    `before`, `at_unit`, `at_seats`: pool and units of the last plan, -1 for a new job; `position`: its start then.
+    `bound`: a plan need not be shorter. `hot`, `cold`: temperatures, in parts of the makespan. `s.run` is written to.
     """
     np.random.seed(seed)
     units, pools, pending = len(s.pool), len(s.price), len(before)
@@ -282,14 +319,14 @@ def search_span(
     d = empty_draft(s)
     late = 1.0 / max(units, 1)
     goal = Goal(max(bound, 1e-9), late, USED)
-    where = _begin(s, d, before, at_unit, position, size, goal)
+    where = _begin(s, d, before, at_unit, at_seats, position, size, goal)
     best = d.end.max() if units else 0.0
     everything, all_pools = np.ones(units, dtype=np.bool_), np.ones(pools, dtype=np.bool_)
     kept, kept_where, kept_unit = empty_draft(s), where.copy(), d.unit.copy()
     found, found_where = empty_draft(s), where.copy()
     _copy(s, d, kept, everything, all_pools)
     _copy(s, d, found, everything, all_pools)
-    kept.behind[:], found.behind[:] = d.behind, d.behind
+    kept.seats[:], found.seats[:] = d.seats, d.seats
     touched, changed = np.zeros(units, dtype=np.bool_), np.zeros(pools, dtype=np.bool_)
     out, trial = np.zeros(pending, dtype=np.int64), np.zeros(pending + 1, dtype=np.int64)
     total, temperature, fresh = 0.0, hot, True
@@ -321,24 +358,24 @@ def search_span(
             _copy(s, d, kept, touched, changed)
             for k in range(count):
                 job = out[k]
-                kept_where[job], kept_unit[job], kept.behind[job] = where[job], d.unit[job], d.behind[job]
+                kept_where[job], kept_unit[job], kept.seats[job] = where[job], d.unit[job], d.seats[job]
             latest = d.end.max()
             if latest < best - 1e-6:
                 best, fresh = latest, True
                 _copy(s, d, found, everything, all_pools)
-                found_where[:], found.behind[:] = where, d.behind
+                found_where[:], found.seats[:] = where, d.seats
                 if best <= bound:
                     break
         else:
             _copy(s, kept, d, touched, changed)
             for k in range(count):
                 job = out[k]
-                where[job], d.unit[job], d.behind[job] = kept_where[job], kept_unit[job], kept.behind[job]
+                where[job], d.unit[job], d.seats[job] = kept_where[job], kept_unit[job], kept.seats[job]
     return _noted(s, found, found_where, true_run)
 
 
 @compiled
-def _noted(s: Span, d: Draft, where: Ints, true_run: Floats) -> tuple[Ints, Ints, Floats, float]:
+def _noted(s: Span, d: Draft, where: Ints, true_run: Floats) -> tuple[Ints, Ints, Ints, Floats, float]:
     """The plan with its starts."""
     s.run[:] = true_run
     unit = np.full(len(where), -1, dtype=np.int64)
@@ -349,4 +386,4 @@ def _noted(s: Span, d: Draft, where: Ints, true_run: Floats) -> tuple[Ints, Ints
         latest = max(latest, play(s, d, u, d.jobs[u], d.length[u], True))
         for k in range(d.length[u]):
             unit[d.jobs[u, k]] = u
-    return where, unit, d.start, latest
+    return where, unit, d.seats, d.start, latest

@@ -31,33 +31,48 @@ def plan_span(waiting: Waiting, sharing: Sharing, steps: int, seed: int) -> Plan
     known = (waiting.width.max(axis=1, initial=1) <= 1) & (sharing.before >= 0)
     at_unit = at[np.where(known, sharing.before, -1)]
     before = np.where(at_unit >= 0, np.append(pool, -1)[at_unit], waiting.before)
+    at_seats = _seats(at, sharing.seats, waiting)
     new = float((before < 0).mean()) if pending else 0.0
     turns, hot, position = steps // _STEPS_A_TURN, _MEND, waiting.position
     if new <= _MOSTLY_NEW:
-        found, unit, start, latest, _ = _search(
-            waiting, sharing, sharing.share, units, before, at_unit, position, turns, hot, seed
+        found, unit, seats, start, latest, _ = _search(
+            waiting, sharing, sharing.share, units, before, at_unit, at_seats, position, turns, hot, seed
         )
     else:
         if sharing.share[:pending].any():
             alone = msgspec.structs.replace(sharing, share=np.zeros(len(sharing.share), dtype=np.bool_))
             apart = plan_span(waiting, alone, steps, seed)
             before, at_unit, position = apart.pool, at[apart.gpu], apart.start
+            at_seats = _seats(at, apart.seats, waiting)
         latest = np.inf
         for again in range(_TRIES if turns else 1):
             tried = _search(
-                waiting, sharing, sharing.share, units, before, at_unit, position, turns, _HOT, seed + 7919 * again
-            )
-            if tried[3] < latest:
-                found, unit, start, latest, bound = tried
+                waiting, sharing, sharing.share, units, before, at_unit, at_seats, position, turns, _HOT,
+                seed + 7919 * again,
+            )  # fmt: skip
+            if tried[4] < latest:
+                found, unit, seats, start, latest, bound = tried
             if latest <= _CLOSE * bound:
                 break
-    return Plan(found, start, np.append(units, -1)[unit], float(latest))
+    gpus = np.append(units, -1)
+    wide = waiting.width[np.arange(pending), found] if pending else found
+    seats = np.where((np.arange(seats.shape[1]) < wide[:, None]) & (wide > 1)[:, None], gpus[seats], -1)
+    return Plan(found, start, gpus[unit], float(latest), seats)
+
+
+def _seats(at: Ints, gpus: Ints | None, waiting: Waiting) -> Ints:
+    """The units of each wide job's GPUs; -1 throughout where one of them is not known."""
+    most = int(waiting.width.max(initial=1))
+    seats = np.full((len(waiting.run), most), -1, dtype=np.int64)
+    if gpus is not None:
+        seats[:, : gpus.shape[1]] = np.where(gpus >= 0, at[gpus], -1)[:, :most]
+    return seats
 
 
 def _search(
-    waiting: Waiting, sharing: Sharing, share: Flags, units: Ints, before: Ints, at_unit: Ints, position: Floats,
-    turns: int, hot: float, seed: int,
-) -> tuple[Ints, Ints, Floats, float, float]:  # fmt: skip
+    waiting: Waiting, sharing: Sharing, share: Flags, units: Ints, before: Ints, at_unit: Ints, at_seats: Ints,
+    position: Floats, turns: int, hot: float, seed: int,
+) -> tuple[Ints, Ints, Ints, Floats, float, float]:  # fmt: skip
     from advisor.policy.replan.draft import Span
     from advisor.policy.replan.prices import pool_prices
     from advisor.policy.replan.rebuild import search_span
@@ -84,7 +99,7 @@ def _search(
         least_gain=float(sharing.least_gain),
     )
     true_run = np.ascontiguousarray(waiting.run)
-    found = search_span(span, true_run, before, at_unit, position, _CLOSE * bound, turns, hot, _COLD, seed)
+    found = search_span(span, true_run, before, at_unit, at_seats, position, _CLOSE * bound, turns, hot, _COLD, seed)
     return *found, bound
 
 

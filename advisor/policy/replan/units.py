@@ -1,8 +1,7 @@
 """Which GPU each pending job should wait for, where two jobs may share one: annealing over lists, one list a GPU.
 
-A GPU has two slots. The next job of its list starts as soon as a slot is free and it gets on with who is there (by
-the table of pair speeds); both then run at the pair's speeds until one ends. A list is judged by playing that through,
-those that run already included, so a guest pays for slowing its host. Jobs of several GPUs go before the others.
+A list is judged by playing it through (`advisor.policy.replan.slots`), those that run already included, so a guest
+pays for slowing its host. Jobs of several GPUs go before the others.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from advisor.policy.replan.gpus import Gpus, Lists
 from advisor.policy.replan.lists import OVER_SQUARED, TAIL_POWER, TIGHTER, insert, remove
 from advisor.policy.replan.machine_code import compiled, entry
 from advisor.policy.replan.problem import MAKESPAN, P99_JCT, Floats, Ints
+from advisor.policy.replan.slots import play
 
 WIDE_MOVES = 0.2  # they cost the judging of whole pools
 
@@ -22,61 +22,26 @@ WIDE_MOVES = 0.2  # they cost the judging of whole pools
 @compiled
 def _play(g: Gpus, v: Lists, gpu: int, jobs: Ints, count: int, goal: float, note: bool) -> tuple[float, float]:
     """What a GPU's list costs, and when its last job ends. With `note`, the starts of its jobs are written down."""
-    pool = g.pool[gpu]
-    run, left, app, share, pair = g.run, g.left, g.app, g.share, g.pair
-    a, b = g.residents[gpu, 0], g.residents[gpu, 1]  # who is in the slots
-    now, cost = g.ready[gpu], 0.0
-    if v.begin[gpu] != v.base[gpu]:
-        a, b, now = -1, -1, v.begin[gpu]
-    left_a = left[a] if a >= 0 else 0.0
-    left_b = left[b] if b >= 0 else 0.0
-    k = 0
-    while True:
-        while k < count and (a < 0 or b < 0):
+    for k in range(count):
+        if g.run[jobs[k], g.pool[gpu]] == math.inf:
+            return math.inf, math.inf
+    end = play(g, v, gpu, jobs, count, note)
+    cost = 0.0
+    for k in range(-2, count):
+        if k >= 0:
             job = jobs[k]
-            if run[job, pool] == math.inf:
-                return math.inf, math.inf
-            other = a if a >= 0 else b
-            if other >= 0:
-                if not (share[job] and share[other]):
-                    break
-                mine, theirs = pair[pool, app[job], app[other]], pair[pool, app[other], app[job]]
-                if mine <= 0.0 or theirs <= 0.0 or mine + theirs < g.least_gain:
-                    break
-            if a < 0:
-                a, left_a = job, run[job, pool]
-            else:
-                b, left_b = job, run[job, pool]
-            if note:
-                v.starts[job] = now
-            k += 1
-        if a < 0 and b < 0:
-            break
-        speed_a, speed_b = 1.0, 1.0
-        if a >= 0 and b >= 0:
-            # Two that met by accident (their pair is not in the table) are taken to halve each other.
-            speed_a, speed_b = pair[pool, app[a], app[b]], pair[pool, app[b], app[a]]
-            if speed_a <= 0.0 or speed_b <= 0.0:
-                speed_a, speed_b = 0.5, 0.5
-        end_a = left_a / speed_a if a >= 0 else math.inf
-        end_b = left_b / speed_b if b >= 0 else math.inf
-        step = min(end_a, end_b)
-        now += step
-        done = a if end_a <= end_b else b
-        if end_a <= end_b:
-            a = -1
-            left_b = max(0.0, left_b - step * speed_b)
         else:
-            b = -1
-            left_a = max(0.0, left_a - step * speed_a)
+            job = g.residents[gpu, k + 2]
+            if job < 0 or v.begin[gpu] != v.base[gpu]:
+                continue
         if g.objective == P99_JCT:
-            cost += ((g.age[done] + now) / goal) ** TAIL_POWER
+            cost += ((g.age[job] + v.ended[job]) / goal) ** TAIL_POWER
         else:
-            cost += g.weight[done] * now
+            cost += g.weight[job] * v.ended[job]
     if g.objective == MAKESPAN:
-        over = max(0.0, now / goal - 1.0)
+        over = max(0.0, end / goal - 1.0)
         cost = cost * 1e-6 / goal + over + OVER_SQUARED * over * over
-    return cost, now
+    return cost, end
 
 
 @compiled
@@ -130,7 +95,7 @@ def _seat_wide(g: Gpus, v: Lists, pool: int, goal: float) -> float:
         for u in range(len(g.pool)):
             if taken[u]:
                 v.begin[u] = end
-        v.starts[job] = start
+        v.start[job] = start
         if g.objective == P99_JCT:
             cost += ((g.age[job] + end) / goal) ** TAIL_POWER
         else:
@@ -154,8 +119,8 @@ def _begin(g: Gpus, v: Lists, before: Ints, position: Floats, goal: float, unit:
                 continue
             v.wide[p, v.wide_count[p]] = job
             v.wide_count[p] += 1
-            if _seat_wide(g, v, p, goal) < math.inf and v.starts[job] + g.run[job, p] < best:
-                best, where = v.starts[job] + g.run[job, p], p
+            if _seat_wide(g, v, p, goal) < math.inf and v.start[job] + g.run[job, p] < best:
+                best, where = v.start[job] + g.run[job, p], p
             v.wide_count[p] -= 1
         if where >= 0:
             v.wide[where, v.wide_count[where]] = job
@@ -319,6 +284,7 @@ def search_units(
         np.zeros(n_units),
         np.zeros(n_units),
         np.full(pending, np.inf),
+        np.zeros(len(g.left)),
     )
     cost, wide_cost = np.zeros(n_units), np.zeros(n_pools)
     trial = np.zeros((2, pending + 1), dtype=np.int64)
@@ -373,7 +339,7 @@ def search_units(
             fresh = cost.sum() + wide_cost.sum() < 1e-3
 
     v.jobs[:], v.length[:], v.wide[:], v.wide_count[:] = best_jobs, best_count, best_wide, best_wide_count
-    v.starts[:] = np.inf
+    v.start[:] = np.inf
     unit[:], pool[:] = -1, -1
     for p in range(n_pools):
         _seat_wide(g, v, p, goal)
@@ -382,4 +348,4 @@ def search_units(
         _play(g, v, u, v.jobs[u], v.length[u], goal, True)
         for k in range(v.length[u]):
             unit[v.jobs[u, k]], pool[v.jobs[u, k]] = u, g.pool[u]
-    return pool, unit, v.starts, best_cost
+    return pool, unit, v.start, best_cost
