@@ -55,6 +55,7 @@ class Draft(NamedTuple):
     cost: Floats  # [unit]
     unit: Ints  # [pending] -1: several, or none yet
     seats: Ints  # [pending, nth] the units of a wide job, as many as it is wide
+    hole: Ints  # [pending] where a wide job stood in its list before it was taken out
     start: Floats  # [pending] as last noted
     ended: Floats  # [job] as last played
 
@@ -112,6 +113,7 @@ def empty_draft(s: Span) -> Draft:
         np.zeros(units),
         np.full(pending, -1, dtype=np.int64),
         np.full((pending, max(s.width.max(), 1) if pending else 1), -1, dtype=np.int64),
+        np.zeros(pending, dtype=np.int64),
         np.full(pending, np.inf),
         np.zeros(len(s.left)),
     )

@@ -17,6 +17,7 @@ from advisor.policy.replan.machine_code import compiled, entry
 from advisor.policy.replan.problem import Flags, Floats, Ints
 from advisor.policy.replan.slots import play
 
+EXCHANGED = 0.2  # part of the turns in which two wide jobs change places first
 AWAY = 6  # jobs that are taken out at once, on average
 ANYONE, FROM_THE_LATEST = 0.3, 0.3  # parts of the turns: jobs at random, or the unit that ends last and others
 WIDE_DRAWN = 0.15  # otherwise each draw takes a wide job with this probability,
@@ -45,6 +46,7 @@ def _take_out(s: Span, d: Draft, unit: int, at: int, touched: Flags) -> int:
 @compiled
 def _take_out_wide(s: Span, d: Draft, pool: int, at: int, where: Ints, changed: Flags) -> int:
     job = d.wide[pool, at]
+    d.hole[job] = at
     remove(d.wide[pool], d.wide_count[pool], at)
     d.wide_count[pool] -= 1
     where[job] = -1
@@ -107,6 +109,29 @@ def _ruin(s: Span, d: Draft, where: Ints, out: Ints, touched: Flags, changed: Fl
 
 
 @compiled
+def _exchange(s: Span, d: Draft, where: Ints, out: Ints, count: int, changed: Flags) -> int:
+    """Lets two wide jobs change places; they are noted behind those that are out. How many: 2 or 0."""
+    pools = len(s.price)
+    p, q = np.random.randint(pools), np.random.randint(pools)
+    if d.wide_count[p] == 0 or d.wide_count[q] == 0:
+        return 0
+    i, k = np.random.randint(d.wide_count[p]), np.random.randint(d.wide_count[q])
+    one, other = d.wide[p, i], d.wide[q, k]
+    wanted = s.width[one, p]
+    if one == other or s.run[one, q] == math.inf or s.run[other, p] == math.inf:
+        return 0
+    if s.width[one, q] != s.width[other, q] or s.width[other, p] != wanted:
+        return 0
+    d.wide[p, i], d.wide[q, k] = other, one
+    seats = d.seats[one].copy()
+    d.seats[one], d.seats[other] = d.seats[other].copy(), seats
+    where[one], where[other] = q, p
+    changed[p], changed[q] = True, True
+    out[count], out[count + 1] = one, other
+    return 2
+
+
+@compiled
 def _reseat(s: Span, d: Draft, pool: int, goal: Goal, touched: Flags) -> None:
     seat_wide(s, d, pool, d.wide[pool], d.wide_count[pool], False)
     for u in range(s.first[pool], s.first[pool + 1]):
@@ -116,9 +141,20 @@ def _reseat(s: Span, d: Draft, pool: int, goal: Goal, touched: Flags) -> None:
 
 @compiled
 def _put_back(
-    s: Span, d: Draft, job: int, goal: Goal, blink: float, where: Ints, touched: Flags, changed: Flags, trial: Ints
+    s: Span,
+    d: Draft,
+    job: int,
+    goal: Goal,
+    blink: float,
+    where: Ints,
+    touched: Flags,
+    changed: Flags,
+    trial: Ints,
+    left: Ints,
+    left_where: Ints,
+    left_seats: Ints,
 ) -> bool:
-    """Where it costs least; False: nowhere."""
+    """Where it costs least; False: nowhere. `left`: who has been taken out, where from, and from which units."""
     best, best_pool, best_unit, best_at = math.inf, -1, -1, 0
     best_seats = np.zeros(d.seats.shape[1], dtype=np.int64)
     for pool in range(len(s.price)):
@@ -141,17 +177,29 @@ def _put_back(
         n, wanted = d.wide_count[pool], s.width[job, pool]
         saved = d.begin[first:last].copy()
         for at in range(n, -1, -1):
-            if at < n and np.random.random() >= TURNS_TRIED:
+            tried = at == n or np.random.random() < TURNS_TRIED
+            if not tried:
+                for other in left:
+                    if left_where[other] == pool and d.hole[other] == at:
+                        tried = True
+            if not tried:
                 continue
             seat_wide(s, d, pool, d.wide[pool], at, False)
             free = d.begin[first:last].copy()
-            for way in range(WAYS_TO_SEAT):
-                # On the units that come free first, on those that are done first, or in between.
-                mix = 1.0 - way if way < 2 else np.random.random()
-                order = np.argsort(mix * free + (1.0 - mix) * d.end[first:last], kind="mergesort")
-                skipped = np.random.randint(last - first - wanted + 1) if way > 2 else 0
+            for way in range(WAYS_TO_SEAT + len(left)):
+                if way < WAYS_TO_SEAT:
+                    # On the units that come free first, on those that are done first, or in between.
+                    mix = 1.0 - way if way < 2 else np.random.random()
+                    order = np.argsort(mix * free + (1.0 - mix) * d.end[first:last], kind="mergesort")
+                    skipped = np.random.randint(last - first - wanted + 1) if way > 2 else 0
+                    d.seats[job, :wanted] = first + order[skipped : skipped + wanted]
+                else:
+                    # Or in the place of another that has been taken out.
+                    other = left[way - WAYS_TO_SEAT]
+                    if left_where[other] != pool or s.width[other, pool] != wanted or abs(d.hole[other] - at) > 1:
+                        continue
+                    d.seats[job, :wanted] = left_seats[other, :wanted]
                 d.begin[first:last] = free
-                d.seats[job, :wanted] = first + order[skipped : skipped + wanted]
                 seat(s, d, pool, job, False)
                 for turn in range(at, n):
                     seat(s, d, pool, d.wide[pool, turn], False)
@@ -276,11 +324,11 @@ def _begin(
     touched, changed = np.zeros(units, dtype=np.bool_), np.zeros(len(s.price), dtype=np.bool_)
     for p in range(len(s.price)):
         _reseat(s, d, p, goal, touched)
-    trial = np.zeros(pending + 1, dtype=np.int64)
+    trial, nobody = np.zeros(pending + 1, dtype=np.int64), np.zeros(0, dtype=np.int64)
     for wide in (True, False):
         for job in np.argsort(-size, kind="mergesort"):
             if where[job] < 0 and (s.width[job].max() > 1) == wide:
-                _put_back(s, d, job, goal, 0.0, where, touched, changed, trial)
+                _put_back(s, d, job, goal, 0.0, where, touched, changed, trial, nobody, where, d.seats)
     return where
 
 
@@ -328,7 +376,10 @@ def search_span(
     _copy(s, d, found, everything, all_pools)
     kept.seats[:], found.seats[:] = d.seats, d.seats
     touched, changed = np.zeros(units, dtype=np.bool_), np.zeros(pools, dtype=np.bool_)
-    out, trial = np.zeros(pending, dtype=np.int64), np.zeros(pending + 1, dtype=np.int64)
+    wides = 0
+    for j in range(pending):
+        wides += 1 if s.width[j].max() > 1 else 0
+    out, trial = np.zeros(pending + 2, dtype=np.int64), np.zeros(pending + 1, dtype=np.int64)
     total, temperature, fresh = 0.0, hot, True
     for turn in range(turns if pending and best > bound else 0):
         if turn % 100 == 0 or fresh:
@@ -341,7 +392,10 @@ def search_span(
             fresh = False
         touched[:], changed[:] = False, False
         count = _ruin(s, d, where, out, touched, changed)
-        if count == 0:
+        moved = count
+        if wides > 1 and np.random.random() < EXCHANGED:
+            moved += _exchange(s, d, where, out, count, changed)
+        if moved == 0:
             continue
         for p in range(pools):
             if changed[p]:
@@ -351,12 +405,14 @@ def search_span(
                 judge(s, d, u, goal)
         good = True
         for k in _turns(s, size, out, count):
-            good = good and _put_back(s, d, out[k], goal, blink, where, touched, changed, trial)
+            good = good and _put_back(
+                s, d, out[k], goal, blink, where, touched, changed, trial, out[:count], kept_where, kept.seats
+            )
         cost = d.cost.sum()
         if good and (cost <= total or np.random.random() < math.exp((total - cost) / temperature)):
             total = cost
             _copy(s, d, kept, touched, changed)
-            for k in range(count):
+            for k in range(moved):
                 job = out[k]
                 kept_where[job], kept_unit[job], kept.seats[job] = where[job], d.unit[job], d.seats[job]
             latest = d.end.max()
@@ -368,7 +424,7 @@ def search_span(
                     break
         else:
             _copy(s, kept, d, touched, changed)
-            for k in range(count):
+            for k in range(moved):
                 job = out[k]
                 where[job], d.unit[job], d.seats[job] = kept_where[job], kept_unit[job], kept.seats[job]
     return _noted(s, found, found_where, true_run)
