@@ -207,6 +207,8 @@ class _Run:
                     self._requeue(now)
             self._join(planner, now)
         started = floor.schedule(now, None if planner is None else planner.waits(now))
+        if not started and not floor.running:
+            started = floor.schedule(now)  # nobody runs whose end would bring somebody's turn
         if planner is not None:
             planner.seated(started)
             self._join(planner, now)  # those who have just started may be hosts

@@ -322,7 +322,7 @@ class Planner:
                     seen.add(gpu)
         self.due = {int(job): self.due.get(int(job), now) for job in queue[~early]}
         overdue = any(now - since > self.planning.round_s for since in self.due.values())
-        return np.zeros(len(queue), dtype=np.bool_) if overdue or not self.floor.running and early.all() else early
+        return np.zeros(len(queue), dtype=np.bool_) if overdue or (not self.floor.running and early.all()) else early
 
     def seated(self, started: list[int]) -> None:
         """Slurm may have taken other GPUs of the place than the plan meant: their lists change hands."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from advisor.sim import planner
 from advisor.sim.cluster import parse_cluster
 from advisor.sim.engine import Engine, Scheduler
 from advisor.sim.neighbours import AppTable
@@ -200,6 +201,50 @@ def test_two_jobs_share_a_gpu_where_that_gains_and_do_not_where_it_loses():
     assert good.held == pytest.approx([62.5, 62.5])
     bad = run_planned(jobs, cluster, levers, contention=AppTable({("x", "y"): 2.5, ("y", "x"): 2.5}))
     assert sorted(bad.end.tolist()) == [100.0, 200.0]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000), st.integers(4, 16))
+def test_a_run_for_the_makespan_ends_no_later_than_its_first_plan_said_and_no_plan_is_longer_by_sharing(seed, n):
+    draw = np.random.default_rng(seed)
+    cluster = parse_cluster("v100=4,k80=5")
+    wide = draw.choice([1, 1, 1, 2, 4], n)
+    jobs = [
+        SimJob(
+            str(j),
+            0.0,
+            {"v100": float(draw.integers(100, 5000)), "k80": float(draw.integers(100, 5000))},
+            app="xyz"[draw.integers(3)],
+            gpus=int(wide[j]),
+            nodes=int(wide[j]),
+            cpus=int(wide[j]),
+            share=bool(draw.random() < 0.7),
+        )
+        for j in range(n)
+    ]
+    table = AppTable({(a, b): float(draw.uniform(1.0, 2.2)) for a in "xyz" for b in "xyz"})
+    first = []
+    for levers in (("place", "order"), ("place", "order", "share")):
+        said: list[float] = []
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("plan_pools", "plan_sharing"):
+                patch.setattr(planner, name, _noting(getattr(planner, name), said))
+            planning = Planning(steps_new=100, steps_kept=20)
+            schedule = run_planned(
+                Workload("w", tuple(jobs)), cluster, levers, "makespan", contention=table, planning=planning, seed=seed
+            )
+        first.append(said[0])
+        assert schedule.end.max() <= said[0] + 1e-3
+    assert first[1] <= first[0] + 1e-3
+
+
+def _noting(make, said):
+    def made(*args, **options):
+        plan = make(*args, **options)
+        said.append(plan.cost)
+        return plan
+
+    return made
 
 
 def test_a_guest_left_behind_speeds_up_and_keeps_the_gpu():

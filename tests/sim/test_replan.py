@@ -123,7 +123,7 @@ def test_a_plan_that_may_share_ends_no_later_than_the_one_that_may_not_and_being
     where = np.where(problem.width[:, 0] > 1, shared.pool, shared.gpu)
     again = plan_sharing(
         msgspec.structs.replace(problem, before=shared.pool, position=shared.start),
-        msgspec.structs.replace(sharing, share=may, before=where),
+        msgspec.structs.replace(sharing, share=may, before=where, seats=shared.seats),
         "makespan",
         True,
         480,

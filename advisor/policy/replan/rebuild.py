@@ -27,6 +27,7 @@ MOST_UNITS = 64  # and of many units about so many are looked at.
 TURNS_TRIED = 0.3  # part of a wide list's positions that is tried,
 WAYS_TO_SEAT = 4  # each with so many choices of units
 USED = 0.3  # weight of all that is used, at its price, beside what is too late
+PRICE_STEP = 0.05  # how fast prices follow what is left idle
 NEXT_GOAL = 0.995  # of the shortest plan so far
 # A place on which a job alone would last longer than this part of the bound is closed (it counts as several times as
 # long), as long as the job has another.
@@ -247,6 +248,24 @@ def _copy(s: Span, source: Draft, to: Draft, touched: Flags, changed: Flags) -> 
 
 
 @compiled
+def _reprice(s: Span, d: Draft, goal: Goal) -> None:
+    """Where whole jobs leave units idle that parts of them would have filled, a unit is worth less than it was."""
+    pools = len(s.price)
+    idle, mean = np.zeros(pools), 0.0
+    for u in range(len(s.pool)):
+        idle[s.pool[u]] += 1.0 - d.end[u] / goal.time
+        mean += (1.0 - d.end[u] / goal.time) * s.price[s.pool[u]]
+    worth = 0.0
+    for p in range(pools):
+        count = s.first[p + 1] - s.first[p]
+        if count > 0:
+            s.price[p] *= math.exp(-PRICE_STEP * (idle[p] / count - mean))
+            worth += count * s.price[p]
+    for p in range(pools):
+        s.price[p] /= worth
+
+
+@compiled
 def _turns(s: Span, size: Floats, out: Ints, count: int) -> Ints:
     """In which order they come back: the wide ones first, then mostly what needs most, sometimes anyhow."""
     key = np.zeros(count)
@@ -385,6 +404,7 @@ def search_span(
         if turn % 100 == 0 or fresh:
             temperature = hot * (cold / hot) ** (turn / turns)
             goal = Goal(max(NEXT_GOAL * best, bound, 1e-9), late, USED)
+            _reprice(s, d, goal)
             for u in range(units):
                 d.cost[u] = cost_of(s.price[s.pool[u]], d.end[u], goal)
                 kept.cost[u] = d.cost[u]
