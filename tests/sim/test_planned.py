@@ -238,6 +238,13 @@ def test_a_run_for_the_makespan_ends_no_later_than_its_first_plan_said_and_no_pl
     assert first[1] <= first[0] + 1e-3
 
 
+def test_cpu_jobs_may_wait_beside_gpus_that_are_shared():
+    cluster = parse_cluster("cpu=1x2")
+    jobs = Workload("w", tuple(SimJob(str(j), 0.0, {"cpu": 10.0}, cpus=2) for j in range(3)))
+    schedule = run_planned(jobs, cluster, ("place", "order", "share"), "makespan", contention=SLOWER, planning=SMALL)
+    assert sorted(schedule.end.tolist()) == [10.0, 20.0, 30.0]
+
+
 def _noting(make, said):
     def made(*args, **options):
         plan = make(*args, **options)

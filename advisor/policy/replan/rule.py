@@ -35,7 +35,9 @@ def plan_pools(
 
     goal = OBJECTIVES.index(objective)
     if goal == MAKESPAN and reorder and not waiting.fixed.any():
-        return plan_span(waiting, _without_sharing(waiting, ready), steps, seed)
+        plan = plan_span(waiting, _without_sharing(waiting, ready), steps, seed)
+        # A pool's units are any of it: they have no number by which one could wait for them.
+        return msgspec.structs.replace(plan, gpu=np.full(len(plan.pool), -1, dtype=np.int64), seats=None)
     times = [np.sort(np.maximum(one, 0.0)) for one in ready]
     first = np.concatenate(([0], np.cumsum([len(one) for one in times]))).astype(np.int64)
     flat = np.concatenate(times) if times else np.zeros(0)
