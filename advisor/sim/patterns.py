@@ -40,11 +40,33 @@ def closer_makespan(work: Work, found_s: float) -> float:
     return low
 
 
-def cannot_end_by(work: Work, end_s: float) -> bool:
-    """True: proved that no schedule without preemption and sharing ends by then. False: not proved."""
+def closer_shared_makespan(work: Work, found_s: float, use: Floats) -> float:
+    """A bound on the makespan where jobs share; `use`: see `advisor.sim.shared_patterns`."""
+    low, high = found_s / 2, found_s
+    if (work.submit > 0).any() or not np.isfinite(work.units).all() or not cannot_end_by(work, low, use):
+        return 0.0
+    while high - low > CLOSE * low:
+        middle = (low + high) / 2
+        if cannot_end_by(work, middle, use):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def cannot_end_by(work: Work, end_s: float, use: Floats | None = None) -> bool:
+    """True: proved that no schedule without preemption ends by then. False: not proved.
+
+    `use`: the part of its run time for which a job takes a unit at the least, where units are shared.
+    """
     grain = end_s / GRAINS
-    size = np.where(np.isfinite(work.run), np.floor(work.run / grain + 1e-9), 2.0 * GRAINS).astype(np.int64)
-    able = (size <= GRAINS) & (work.wanted[:, None] <= work.units[None, :]) & (work.wanted[:, None] > 0)
+    taken = np.where(np.isfinite(work.run), work.run, 2.0 * end_s) * (1.0 if use is None else use)
+    size = np.floor(taken / grain + 1e-9).astype(np.int64)
+    able = (
+        (np.floor(np.where(np.isfinite(work.run), work.run, np.inf) / grain + 1e-9) <= GRAINS)
+        & (work.wanted[:, None] <= work.units[None, :])
+        & (work.wanted[:, None] > 0)
+    )
     if not (able.any(axis=1) | (work.wanted == 0)).all():
         return True
     master = _Master(work, able)
@@ -55,7 +77,7 @@ def cannot_end_by(work: Work, end_s: float) -> bool:
         missing = 0.0
         added = False
         for kind in range(len(work.kinds)):
-            value, jobs = best_pattern(worth[:, kind], size[:, kind], GRAINS)
+            value, jobs = best_pattern(worth[:, kind], np.where(able[:, kind], size[:, kind], GRAINS + 1), GRAINS)
             gain = value - rent[kind]
             missing += float(work.units[kind]) * max(gain, 0.0)
             if gain > 1e-7:
@@ -100,9 +122,9 @@ class _Master:
         cost[pairs : pairs + n] = self.work.wanted
         found = linprog(
             cost,
-            A_ub=_matrix(entries, (pairs + kinds, count)),
+            A_ub=matrix(entries, (pairs + kinds, count)),
             b_ub=np.concatenate([np.zeros(pairs), self.work.units]),
-            A_eq=_matrix(whole, (n, count)),
+            A_eq=matrix(whole, (n, count)),
             b_eq=np.ones(n),
             method="highs",
         )
@@ -114,7 +136,8 @@ class _Master:
         return float(found.fun), worth, price[pairs:]
 
 
-def _matrix(entries: list[tuple[int, int, float]], shape: tuple[int, int]) -> Any:
+def matrix(entries: list[tuple[int, int, float]], shape: tuple[int, int]) -> Any:
+    """A sparse matrix of (row, column, value)."""
     row, column, value = zip(*entries, strict=True)
     return sparse.csr_matrix((value, (row, column)), shape=shape)
 

@@ -13,8 +13,11 @@ from advisor.policy.gavel.matching import match
 from advisor.sim.bound import OBJECTIVES, Work, lower_bound
 from advisor.sim.cluster import parse_cluster
 from advisor.sim.engine import Engine
+from advisor.sim.neighbours import AppTable
 from advisor.sim.oracle import OracleError, find_best, measured
-from advisor.sim.patterns import closer_makespan
+from advisor.sim.patterns import closer_makespan, closer_shared_makespan
+from advisor.sim.planned import Planning, run_planned
+from advisor.sim.shared_patterns import least_use
 from advisor.sim.simulate import simulate
 from advisor.sim.workload import SimJob, Workload
 
@@ -163,3 +166,32 @@ def test_too_many_jobs_are_refused_with_the_number_allowed():
 
 def test_an_empty_workload_has_a_bound_of_nothing():
     assert lower_bound(Engine(SMALL, Workload("none", ())), "avg_jct") == 0.0
+
+
+def test_the_bound_with_sharing_counts_whole_jobs_two_to_a_gpu():
+    # Two GPUs, three jobs alike: beside another each takes 125 s, so that two of them must share, and none ends sooner.
+    cluster, table = parse_cluster("v100=2"), AppTable({("x", "x"): 1.25})
+    jobs = [SimJob(str(j), 0.0, {"v100": 100.0}, app="x", gpus=1, share=True) for j in range(3)]
+    made = Workload("w", tuple(jobs))
+    work = Work(Engine(cluster, made))
+    use = least_use(made, work, table)
+    assert use[:, 0] == pytest.approx(0.625, rel=1e-3)
+    assert closer_shared_makespan(work, 140.0, use) == pytest.approx(125.0, rel=0.01)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 8))
+def test_no_run_that_shares_ends_before_the_bound(seed, n):
+    draw = np.random.default_rng(seed)
+    cluster = parse_cluster("v100=2,k80=3")
+    table = AppTable({(a, b): float(draw.uniform(1.0, 2.2)) for a in "xy" for b in "xy"})
+    jobs = []
+    for j, wide in enumerate(draw.choice([1, 1, 2], n)):
+        run = {"v100": float(draw.integers(100, 900)), "k80": float(draw.integers(100, 900))}
+        app = "xy"[draw.integers(2)]
+        jobs.append(SimJob(str(j), 0.0, run, app=app, gpus=int(wide), nodes=int(wide), cpus=int(wide), share=True))
+    made = Workload("w", tuple(jobs))
+    levers, planning = ("place", "order", "share"), Planning(steps_new=200, steps_kept=10)
+    end = run_planned(made, cluster, levers, "makespan", contention=table, planning=planning, seed=seed).end.max()
+    work = Work(Engine(cluster, made))
+    assert closer_shared_makespan(work, end, least_use(made, work, table)) <= end + 1e-6
