@@ -14,6 +14,7 @@ import numpy as np
 
 from advisor.sim.compiled import compiled, entry
 from advisor.sim.placing import capped, fits, move_up, room_anywhere, start_chosen
+from advisor.sim.slots import NEVER, book, open_throughout, overlaps, slot
 from advisor.sim.state import (
     CPUS,
     GPUS,
@@ -30,8 +31,6 @@ from advisor.sim.state import (
     Rules,
     State,
 )
-
-NEVER = -1.0  # instead of a time: there is none, or the job cannot start
 
 
 @compiled
@@ -108,8 +107,8 @@ def backfill_pass(m: Machine, jobs: Jobs, s: State, rules: Rules, now: float) ->
                     started = _start(m, jobs, s, rules, job, first, usable, now)
                     _sort_running(jobs, s)
                 elif slots < len(begins) - 2:
-                    begin, end = _slot(rules, time, jobs.limit[job])
-                    slots = _book(m, jobs, s, job, begin, end, grain, begins, ends, open_nodes, slots)
+                    begin, end = slot(rules, time, jobs.limit[job])
+                    slots = book(m, jobs, s, job, begin, end, grain, begins, ends, open_nodes, slots)
                     if math.isnan(s.promised[job]):
                         s.promised[job] = time
         if not started:
@@ -240,7 +239,7 @@ def _earliest(
         if start > ends[slots - 1]:
             return NEVER
         usable[:] = of_partition
-        later = _open_throughout(rules, usable, of_partition, begins, ends, open_nodes, slots, start, start + limit)
+        later = open_throughout(rules, usable, of_partition, begins, ends, open_nodes, slots, start, start + limit)
         time = NEVER
         if usable.sum() >= jobs.nodes[job]:
             time = _will_run(m, jobs, s, rules, job, usable, start, later, clock)
@@ -251,49 +250,18 @@ def _earliest(
         time = max(time, start)
         if time <= clock:
             return time
-        begin, end = _slot(rules, time, limit)
+        begin, end = slot(rules, time, limit)
         # The two tests came in the other order before 24.11, which can end with another slot being tried next.
-        if rules.since_24_11 and _overlaps(jobs, s, job, begins, ends, open_nodes, slots, begin, end):
+        if rules.since_24_11 and overlaps(jobs, s, job, begins, ends, open_nodes, slots, begin, end):
             later = time
         elif later != NEVER and time > later:
             continue
         elif time > clock + rules.horizon_s:
             return NEVER
-        elif not rules.since_24_11 and _overlaps(jobs, s, job, begins, ends, open_nodes, slots, begin, end):
+        elif not rules.since_24_11 and overlaps(jobs, s, job, begins, ends, open_nodes, slots, begin, end):
             later = time
         else:
             return time
-
-
-@compiled
-def _open_throughout(
-    rules: Rules,
-    usable: Flags,
-    of_partition: Flags,
-    begins: Floats,
-    ends: Floats,
-    open_nodes: Flags,
-    slots: int,
-    start: float,
-    end: float,
-) -> float:
-    """Leaves in `usable` what no reservation holds from start to end; returns when to try again if that will not do."""
-    later = NEVER
-    for j in range(slots):
-        if ends[j] > start and j + 1 < slots and later == NEVER:
-            for node in range(len(usable)):
-                if of_partition[node] and open_nodes[j + 1, node] and not (usable[node] and open_nodes[j, node]):
-                    later = ends[j]
-                    break
-        if ends[j] <= start:
-            continue
-        if begins[j] > end:
-            if rules.since_24_11 and later == NEVER and j + 2 < slots:
-                later = ends[j + 1]
-            break
-        for node in range(len(usable)):
-            usable[node] = usable[node] and open_nodes[j, node]
-    return later
 
 
 @compiled
@@ -377,86 +345,3 @@ def _take_off(m: Machine, jobs: Jobs, s: State, job: int, usable: Flags) -> bool
             for r in range(s.then.shape[1]):
                 s.then[node, r] += m.size[node, r] if jobs.exclusive[job] else jobs.need[job, r]
     return touches
-
-
-@compiled
-def _slot(rules: Rules, time: float, limit: float) -> tuple[float, float]:
-    """From when to when a reservation stands in the table: whole minutes (bf_resolution)."""
-    grain = rules.resolution_s
-    end = time + limit + (grain - 1.0 if rules.since_24_11 else 0.0)
-    return math.floor(time / grain) * grain, math.floor(end / grain) * grain
-
-
-@compiled
-def _overlaps(
-    jobs: Jobs,
-    s: State,
-    job: int,
-    begins: Floats,
-    ends: Floats,
-    open_nodes: Flags,
-    slots: int,
-    begin: float,
-    end: float,
-) -> bool:
-    """Whether another reservation holds one of the `chosen` nodes between these times."""
-    for j in range(slots):
-        if ends[j] > begin and begins[j] < end:
-            for k in range(jobs.nodes[job]):
-                if not open_nodes[j, s.chosen[k]]:
-                    return True
-    return False
-
-
-@compiled
-def _book(
-    m: Machine,
-    jobs: Jobs,
-    s: State,
-    job: int,
-    begin: float,
-    end: float,
-    grain: float,
-    begins: Floats,
-    ends: Floats,
-    open_nodes: Flags,
-    slots: int,
-) -> int:
-    """Takes the `chosen` nodes, whole, out of the table between these times; returns how many slots it has now."""
-    begin = max(begin, begins[0])
-    end = max(end, begin + grain)
-    j = 0
-    while j < slots and ends[j] < begin:
-        j += 1
-    if j == slots:
-        return slots
-    if ends[j] > begin:
-        slots = _split(begins, ends, open_nodes, slots, j, begin)
-    before = j
-    j += 1
-    while j < slots:
-        if end < ends[j]:
-            slots = _split(begins, ends, open_nodes, slots, j, end)
-        for k in range(jobs.nodes[job]):
-            open_nodes[j, s.chosen[k]] = False
-        if ends[j] == end:
-            break
-        j += 1
-    # Slots that came out alike are joined, one pair each time, as Slurm does.
-    for k in range(max(before - 1, 0), min(j + 1, slots - 1)):
-        if (open_nodes[k] == open_nodes[k + 1]).all():
-            ends[k] = ends[k + 1]
-            for r in range(k + 1, slots - 1):
-                begins[r], ends[r] = begins[r + 1], ends[r + 1]
-                open_nodes[r] = open_nodes[r + 1]
-            return slots - 1
-    return slots
-
-
-@compiled
-def _split(begins: Floats, ends: Floats, open_nodes: Flags, slots: int, j: int, time: float) -> int:
-    for r in range(slots, j, -1):
-        begins[r], ends[r] = begins[r - 1], ends[r - 1]
-        open_nodes[r] = open_nodes[r - 1]
-    begins[j + 1], ends[j] = time, time
-    return slots + 1

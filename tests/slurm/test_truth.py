@@ -58,7 +58,7 @@ def test_the_simulator_starts_jobs_when_and_where_slurm_does(without_the_hook: C
     assert true_enough(replayed), (measured, replayed)
     drawn = ensemble(cluster, WORKLOAD, ran, scheduler, measured, phases=False)
     simulated = agree(drawn[len(drawn) // 2], real(ran))
-    assert abs(simulated.makespan_ratio - 1) < 0.1, (measured, simulated)
+    assert abs(simulated.makespan_ratio - 1) < 0.15, (measured, simulated)
     assert any(record.by_backfill for record in ran.records), "backfill had something to do"
     wrong = msgspec.structs.replace(scheduler, backfill="none", backfill_interval_s=0.0)
     assert not true_enough(agree(replay(cluster, WORKLOAD, ran, wrong), real(ran))), "it would show"
