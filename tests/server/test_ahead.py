@@ -23,6 +23,12 @@ from tests.server.daemons import Hook, cluster, submission, wait_until
 FORGET = {"v": 1, "prepared": 0}
 
 
+@pytest.fixture(autouse=True)
+def all_kinds_are_prepared(monkeypatch):
+    """However slow the machine is."""
+    monkeypatch.setattr(module, "ROUND_US", float("inf"))
+
+
 class FakeHook:
     """Both connections of a hook, in the daemon's own loop; it asks, or uses what was prepared, as the real one."""
 
@@ -138,8 +144,7 @@ def test_a_burst_is_spread_over_partitions_as_if_every_job_were_asked_for():
     assert len(set(places)) > 1  # the burst does not all go to one place
 
 
-def test_jobs_that_take_turns_each_find_an_answer_that_knows_all_before_it(monkeypatch):
-    monkeypatch.setattr(module, "ROUND_US", float("inf"))  # however slow the machine is
+def test_jobs_that_take_turns_each_find_an_answer_that_knows_all_before_it():
     kinds = [{"kind": 1 + n, "name": f"job{n}", "min_cpus": 1 + n} for n in range(5)]
     order = random.Random(7).choices(range(5), k=40)
 
