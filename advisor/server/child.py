@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from abc import ABC, abstractmethod
 
 import msgspec
 
@@ -17,7 +18,7 @@ _FIRST_PAUSE_S = 1.0  # before one that ended is started again; twice as long ea
 _LONGEST_PAUSE_S = 60.0
 
 
-class Child:
+class Child(ABC):
     """A process that is there as long as the settings ask for it, restarted as often as it takes."""
 
     what = ""  # as the log calls it: "the status page"
@@ -29,17 +30,17 @@ class Child:
         self._log_level = log_level
         self._task: asyncio.Task[None] | None = None
 
+    @abstractmethod
     def concerns(self, settings: Settings) -> tuple[object, ...] | None:
         """The settings for which it is started again when they change; None: it is not to be there."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def hear(self, out: asyncio.StreamReader) -> str:
         """Takes in what it tells until it has nothing more to say; why it ends, where it said so."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lost(self, why: str) -> None:
         """It has ended, and is started again after a while; an empty reason: nobody wants it any more."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """Starts it, if the settings ask for it."""
