@@ -77,7 +77,8 @@ class Site:
                 self.effect = self._worked_out()
             except StoreError:
                 self.effect = None  # no log yet, or one that `status` complains of
-            time.sleep(EFFECT_EVERY_S)
+            # The page may be there before the log is.
+            time.sleep(EFFECT_EVERY_S if self.effect is not None else 1.0)
 
     def _worked_out(self) -> Effect | None:
         try:
