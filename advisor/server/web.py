@@ -14,19 +14,26 @@ import sys
 import threading
 import time
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from advisor.config import Settings
 from advisor.server import child_main, client, web_metrics, web_page
 from advisor.server.status import Status
 from advisor.server.web_page import Decided, Effect
 from advisor.store.database import Database, StoreError
+from advisor.store.experience import Experience, experiences
 from advisor.telemetry.agent import address
+
+if TYPE_CHECKING:
+    from advisor.training.report import Report
 
 log = logging.getLogger(__name__)
 
 NICE = 10
-# Working out the effect reads the whole log: seldom, and never because somebody reloads the page.
-EFFECT_EVERY_S = 300.0
+# Working out the effect reads the whole log: a hundredth of a core at most, and never because somebody reloads the
+# page. A log that has just begun takes no time, and its first jobs are on the page at once.
+EFFECT_SHARE = 0.01
+EFFECT_EVERY_S = (1.0, 300.0)
 EFFECT_DAYS = 90
 LAST = 25
 _IDLE_S = 10.0
@@ -71,29 +78,34 @@ class Site:
         ]
 
     def keep_effect(self) -> None:
-        """Works the effect out every few minutes, for as long as the process lives."""
-        while True:
-            try:
-                self.effect = self._worked_out()
-            except StoreError:
-                self.effect = None  # no log yet, or one that `status` complains of
-            # The page may be there before the log is.
-            time.sleep(EFFECT_EVERY_S if self.effect is not None else 1.0)
-
-    def _worked_out(self) -> Effect | None:
+        """Works the effect out, as often as its cost allows, for as long as the process lives."""
         try:
-            from advisor.store.experience import experiences
             from advisor.training import report
         except ImportError:
-            return Effect("The effect is not worked out here: it needs what the extra `sim` brings.", at=time.time())
+            missing = "The effect is not worked out here: it needs what the extra `sim` brings."
+            self.effect = Effect(missing, at=time.time())
+            return
+        while True:
+            began = time.thread_time()
+            try:
+                rows = self._experiences()
+                self.effect = _effect(report.make(rows, self._settings.drift))
+            except StoreError:
+                self.effect = None  # no log yet, or one that `status` complains of
+            soonest, latest = EFFECT_EVERY_S
+            time.sleep(min(latest, max(soonest, (time.thread_time() - began) / EFFECT_SHARE)))
+
+    def _experiences(self) -> list[Experience]:
         since = time.time() - EFFECT_DAYS * 86_400
         with Database(self._settings.paths.database, read_only=True) as db:
-            rows = list(experiences(db, since, float("inf"), everything=True))
-        found = report.make(rows, self._settings.drift, ())
-        gain = found.effects[0].gain
-        if gain is None:
-            return Effect(found.verdict, at=time.time())
-        return Effect(found.verdict, gain.value, gain.low, gain.high, time.time())
+            return list(experiences(db, since, float("inf"), everything=True))
+
+
+def _effect(found: Report) -> Effect:
+    gain = found.effects[0].gain
+    if gain is None:
+        return Effect(found.verdict, at=time.time())
+    return Effect(found.verdict, gain.value, gain.low, gain.high, time.time())
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
