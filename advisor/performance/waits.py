@@ -23,12 +23,9 @@ MAX_BOOKINGS = 50_000
 
 
 def expected_wait(
-    snapshot: Snapshot, pool: int, priority_tier: int, need: Need, run_s: float, now: float, tasks: int = 1
+    snapshot: Snapshot, pool: int, priority_tier: int, need: Need, run_s: float, now: float
 ) -> float | None:
-    """Seconds until `need` is free in `pool` for a job of this tier; None where the pool is too small.
-
-    For an array, the mean over its `tasks`, each of which takes `need`.
-    """
+    """Seconds until `need` is free in `pool` for a job of this tier; None where the pool is too small."""
     tier = snapshot.tier_index(priority_tier)
     cpu = snapshot.cpu_timelines[pool][tier]
     tail = _tail(cpu, need.cpus)
@@ -45,10 +42,7 @@ def expected_wait(
             run_s,
             now,
         )
-    wait = max(start - now, 0.0)
-    if tasks == 1:
-        return wait
-    return wait + _spread_of_tasks(snapshot, pool, tier, need, run_s, start, tasks)
+    return max(start - now, 0.0)
 
 
 def spanning_wait(snapshot: Snapshot, parts: Sequence[tuple[int, int, Need]], now: float) -> float | None:
@@ -80,27 +74,6 @@ def _whole_nodes(resources: list[tuple[Timeline, int]], time: float) -> int:
 def _tail(timeline: Timeline, units: int) -> float:
     place = bisect_left(timeline.cumulative, units)
     return timeline.times[place] if place < len(timeline.times) else inf
-
-
-def _spread_of_tasks(
-    snapshot: Snapshot, pool: int, tier: int, need: Need, run_s: float, start: float, tasks: int
-) -> float:
-    """How much later than the first the tasks of an array start, on average."""
-    if need.gpus:
-        timeline, units = snapshot.gpu_timelines[pool][tier], need.gpus
-    else:
-        timeline, units = snapshot.cpu_timelines[pool][tier], need.cpus
-    placed = 0
-    late = 0.0
-    for time, so_far in zip(timeline.times, timeline.cumulative, strict=True):
-        begun = min(so_far // units, tasks)
-        late += (begun - placed) * max(time - start, 0.0)
-        placed = begun
-        if placed == tasks:
-            return late / tasks
-    # More tasks than there is room for: the rest follow in waves, each a run time after the other.
-    waves = tasks / max(placed, 1)
-    return late / max(placed, 1) + (waves - 1) / 2 * run_s
 
 
 class Booking(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ import msgspec
 from advisor.cluster.gres import part_of
 from advisor.config import Processor
 from advisor.dfg.graph import Annotation
+from advisor.performance.arrays import Way, mean_wait, spread
 from advisor.performance.demand import Need
 from advisor.performance.processors import lookup, speed
 from advisor.performance.runtime import Estimate, History, expected
@@ -20,8 +21,8 @@ from advisor.performance.slowdowns import value
 from advisor.performance.snapshot import Pool, Snapshot
 from advisor.performance.told import Told
 from advisor.performance.wait_model import corrected
-from advisor.performance.waits import expected_wait, spanning_wait
-from advisor.policy.interface import Candidate, JobShape, Prediction, Scored
+from advisor.performance.waits import spanning_wait
+from advisor.policy.interface import Candidate, JobShape, Prediction, Scored, Share
 from advisor.policy.words import duration, starts
 
 # Where a candidate has no pool: nothing is known of it, and nothing should go there.
@@ -94,17 +95,23 @@ class EarliestFinish:
                     if spans:
                         looked_up = spanning_wait(snapshot, _parts(candidates[number], snapshot, index), now)
                     else:
-                        looked_up = expected_wait(
-                            snapshot, index, tier, need, estimate.seconds, now, shape.tasks_at_once
-                        )
+                        way = Way(index, tier, need, estimate.seconds)
+                        looked_up = mean_wait(snapshot, way, now, shape.tasks_at_once)
                     wait = waits[key] = NOWHERE_S if looked_up is None else looked_up
                 if best_pool is None or wait < best_wait:
                     best_wait, best_pool, best_processor = wait, index, processor
             if best_pool is None:
                 predictions.append(Prediction(number, NOWHERE_S, NOWHERE_S, score=2 * NOWHERE_S, reason="fits nowhere"))
                 continue
+            run_s = estimates[best_processor].seconds
+            shares: tuple[Share, ...] = ()
+            if shape.tasks_at_once > 1 and len(ways) > 1:
+                over = _over_pools(shape.tasks_at_once, ways, estimates, snapshot, now)
+                if over is not None:
+                    best_wait, run_s, shares = over
+                    most = max(shares, key=lambda share: share.tasks)
+                    best_pool, best_processor = most.pool, most.processor
             estimate = estimates[best_processor]
-            run_s = estimate.seconds
             slowdown, slowdown_sd = 1.0, 0.0
             if shared is not None:
                 slowdown = value(codes, best_pool)
@@ -133,6 +140,7 @@ class EarliestFinish:
                     sd_log=estimate.sd_log,
                     doubt_log=estimate.doubt_log,
                     apart_log=estimate.apart_log,
+                    spread=shares,
                 )
             )
         return Scored(predictions, lambda: _explained(predictions, estimates))
@@ -146,19 +154,7 @@ class EarliestFinish:
         found = self._routes.get(id(candidates))
         if found is not None and found.gpus == shape.gpus and found.gpu_type == kind:
             return found
-        ways = tuple(
-            tuple(
-                (
-                    index,
-                    tier,
-                    need,
-                    _processor(shape, candidate, snapshot, index),
-                    need.nodes > snapshot.pools[index].nodes,
-                )
-                for index, need, tier in zip(candidate.pools, candidate.needs, candidate.tiers, strict=True)
-            )
-            for candidate in candidates
-        )
+        ways = tuple(_ways(shape, candidate, snapshot) for candidate in candidates)
         if len(self._routes) >= _KEPT:
             self._routes.clear()
         found = _Routes(candidates, shape.gpus, kind, ways, self._slowest(shape, ways[0]))
@@ -211,6 +207,34 @@ def _ways(shape: JobShape, candidate: Candidate, snapshot: Snapshot) -> tuple[_W
     )
 
 
+def _over_pools(
+    tasks: int, ways: tuple[_Way, ...], estimates: Mapping[str, Estimate], snapshot: Snapshot, now: float
+) -> tuple[float, float, tuple[Share, ...]] | None:
+    """Mean wait and run time of an array's tasks, each started where it is free first, and how many go where.
+
+    None where they all go to one pool, or are larger than one.
+    """
+    if any(spans for *_, spans in ways):
+        return None
+    found = spread(
+        snapshot,
+        [Way(pool, tier, need, estimates[processor].seconds) for pool, tier, need, processor, _ in ways],
+        now,
+        tasks,
+    )
+    if found is None:
+        return None
+    shares = tuple(
+        Share(pool, processor, many, estimates[processor].seconds)
+        for (pool, _, _, processor, _), many in zip(ways, found.tasks, strict=True)
+        if many
+    )
+    if len(shares) < 2:
+        return None
+    run_s = sum(share.tasks * share.run_s for share in shares) / sum(share.tasks for share in shares)
+    return found.wait_s, run_s, shares
+
+
 def _parts(candidate: Candidate, snapshot: Snapshot, pool: int) -> list[tuple[int, int, Need]]:
     """The pools over which a job that is larger than `pool` would lie: all those with the same processor."""
     return [
@@ -233,11 +257,23 @@ def _explained(predictions: list[Prediction], estimates: Mapping[str, Estimate])
 
 def _reason(prediction: Prediction, estimate: Estimate) -> str:
     run = duration(prediction.run_s * prediction.slowdown)
-    told = f"{starts(prediction.wait_s)}, runs ~{run} on {prediction.processor} ({estimate.detail})"
+    told = f"{starts(prediction.wait_s)}, runs ~{run} on {_kinds(prediction)} ({estimate.detail})"
     if prediction.slowdown > 1.0:
         neighbours = f" beside {', '.join(prediction.beside)}" if prediction.beside else " by what else runs there"
         told += f", slowed down {prediction.slowdown:.2f} times{neighbours}"
     return told
+
+
+def _kinds(prediction: Prediction) -> str:
+    """The processor, or the several on which the tasks of an array would run: "k80 (4 tasks) and v100 (2)"."""
+    tasks: dict[str, int] = {}
+    for share in prediction.spread:
+        tasks[share.processor] = tasks.get(share.processor, 0) + share.tasks
+    if len(tasks) < 2:
+        return prediction.processor
+    first, *others = sorted(tasks.items(), key=lambda item: -item[1])
+    named = [f"{first[0]} ({first[1]} tasks)", *(f"{kind} ({many})" for kind, many in others)]
+    return f"{', '.join(named[:-1])} and {named[-1]}"
 
 
 def _processor(shape: JobShape, candidate: Candidate, snapshot: Snapshot, pool: int) -> str:

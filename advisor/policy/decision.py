@@ -286,9 +286,9 @@ def _book(
 ) -> None:
     if prediction.pool is None:
         return
-    # With `%5`, five tasks at a time follow each other.
-    expected_s = prediction.run_s * prediction.slowdown
-    run_s = min(expected_s, shape.time_limit_s or expected_s) * -(-shape.tasks // shape.tasks_at_once)
+    slowdown, waves = prediction.slowdown, -(-shape.tasks // shape.tasks_at_once)  # with `%5`, five at a time
+    shares = {share.pool: (share.tasks, share.run_s * slowdown) for share in prediction.spread}
+    everything = (shape.tasks_at_once, prediction.run_s * slowdown)
     left = candidate.needs[candidate.pools.index(prediction.pool)].nodes
     for pool, need, tier in zip(candidate.pools, candidate.needs, candidate.tiers, strict=True):
         nodes = view.pools[pool].nodes
@@ -300,9 +300,11 @@ def _book(
             need = need._replace(
                 nodes=nodes, cpus=-(-need.cpus * nodes // need.nodes), gpus=-(-need.gpus * nodes // need.nodes)
             )
-        elif pool != prediction.pool:
+        elif pool not in (shares or (prediction.pool,)):
             continue
-        ledger.book(token, pool, need, run_s, now, priority_tier=tier, tasks=shape.tasks_at_once, not_before=not_before)
+        tasks, expected_s = shares.get(pool, everything)
+        run_s = min(expected_s, shape.time_limit_s or expected_s) * waves
+        ledger.book(token, pool, need, run_s, now, priority_tier=tier, tasks=tasks, not_before=not_before)
 
 
 def _features(shape: JobShape, predictions: list[Prediction], view: Snapshot, preferred: int) -> dict[str, float]:

@@ -51,6 +51,15 @@ class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):
     shared: bool = False  # it gets a part of a GPU
 
 
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """The tasks of an array that would start in one of several pools."""
+
+    pool: int
+    processor: str
+    tasks: int
+    run_s: float  # of one task there
+
+
 class Prediction(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a policy expects of one candidate. Lower `score` is better."""
 
@@ -70,6 +79,7 @@ class Prediction(msgspec.Struct, frozen=True, omit_defaults=True):
     # Of that, what more runs would settle: the same wherever it runs, and of this place alone.
     doubt_log: float = 0.0
     apart_log: float = 0.0
+    spread: tuple[Share, ...] = ()  # of an array whose tasks would start in several pools; `pool` has most of them
 
 
 class Policy(Protocol):

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from advisor.config import Processor
+from advisor.performance.arrays import Way, mean_wait
 from advisor.performance.processors import lookup, speed
 from advisor.performance.snapshot import Snapshot
-from advisor.performance.waits import expected_wait
 from advisor.policy.candidates import Choice
 from advisor.policy.interface import Prediction, Scored
 from advisor.policy.workflow import COUNTED_ON, Belonging
@@ -117,15 +117,8 @@ def _wait_then(prediction: Prediction, choice: Choice, view: Snapshot, ready_at:
         return prediction.wait_s
     candidate = choice.candidates[prediction.candidate]
     at = candidate.pools.index(prediction.pool)
-    found = expected_wait(
-        view,
-        prediction.pool,
-        candidate.tiers[at],
-        candidate.needs[at],
-        prediction.run_s,
-        ready_at,
-        choice.shape.tasks_at_once,
-    )
+    way = Way(prediction.pool, candidate.tiers[at], candidate.needs[at], prediction.run_s)
+    found = mean_wait(view, way, ready_at, choice.shape.tasks_at_once)
     if found is None:
         return prediction.wait_s
     queued = prediction.pool < len(view.waiting) and view.waiting[prediction.pool] > 0

@@ -89,13 +89,6 @@ def test_what_a_pool_does_not_have_has_no_wait():
     assert expected_wait(snapshot, 0, 1, need(1, cpus=10**6), 60, NOW) is None
 
 
-def test_an_arrays_wait_is_the_mean_over_its_tasks():
-    snapshot = build_snapshot(one_pool(gpus=2, jobs=[running(minutes=10, gpus=1)]), {})
-    assert expected_wait(snapshot, 0, 1, need(1), 60, NOW, tasks=2) == pytest.approx(300)
-    waves = expected_wait(snapshot, 0, 1, need(1), 3600, NOW, tasks=20)
-    assert 4 * 3600 < waves < 6 * 3600  # ten waves on two GPUs, the mean in the middle
-
-
 @settings(deadline=None)
 @given(st.integers(1, 400), st.integers(1, 3))
 def test_an_array_takes_about_the_time_that_its_tasks_take_together(tasks, units):

@@ -183,6 +183,31 @@ def test_a_dry_run_books_nothing():
     assert len(ledger) == 0
 
 
+ARRAY = {"partition": "k80,v100", "array": "0-5", "name": "sweep"}
+SWEEP = {"sweep": {"v100": runs(67), "k80": runs(270)}}
+
+
+def test_an_array_is_not_left_to_start_wherever_a_slow_gpu_is_free():
+    """Left alone, four of the six tasks would start at once on k80s, and be done long after the last on a v100."""
+    decision = advise(submission(**ARRAY), snapshot(history=SWEEP))
+    assert decision.candidates[decision.chosen].partition == "v100"
+    kept = decision.predictions[0]
+    assert {share.processor: share.tasks for share in kept.spread} == {"k80": 4, "v100": 2}
+    assert abs(kept.run_s - (4 * 270 + 2 * 67) / 6) < 10
+    assert "on k80 (4 tasks) and v100 (2)" in kept.reason
+
+
+def test_an_array_that_stays_is_booked_wherever_its_tasks_start():
+    base = snapshot(history={"sweep": {"v100": runs(270), "k80": runs(270)}})
+    ledger = Ledger(base)
+    decision = advise(submission(**ARRAY), base, ledger=ledger)
+    assert decision.action == "keep"
+    later = advise(submission(partition="k80,v100", name="sweep", op="advise"), base, ledger=ledger)
+    assert later.predictions[0].wait_s > 200, "all six GPUs are taken by then"
+    wider = advise(submission(partition="k80,p100,v100", name="sweep", op="advise"), base, ledger=ledger)
+    assert wider.predictions[0].wait_s == 0 and wider.predictions[0].processor == "p100"
+
+
 def test_the_same_inputs_give_the_same_decision():
     one, two = (advise(submission(array="0-99%5"), snapshot(*BUSY), seed=3) for _ in range(2))
     assert one == two

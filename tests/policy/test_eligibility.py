@@ -32,7 +32,7 @@ OPEN = [
         {"partition": "p100"},
     ),
     ("a dependency", {"dependency": "afterok:17"}, {"partition": "p100"}),
-    ("an array", {"array": "0-9"}, {"partition": "p100"}),
+    ("an array", {"array": "0-2"}, {"partition": "p100"}),
     ("srun or salloc", {"batch": False}, {"partition": "p100"}),
     ("licences", {"licenses": "matlab:1"}, {"partition": "p100"}),
     ("a constraint that the candidate satisfies", {"features": "gpu&[pascal|kepler|volta]"}, {"partition": "p100"}),
