@@ -26,6 +26,8 @@ from advisor.performance.waits import place, start_on
 SOON_S = 5.0
 # Tiers that differ are kept apart up to this many; each one is a copy of every timeline.
 MAX_TIERS = 8
+# A waiting array that may start in several pools is shared out among them in so many parts.
+MAX_PARTS = 16
 # Of the jobs that a submission may wait for, so many of the newest and so many that others wait for are told.
 MAX_UNDERWAY = 2048
 
@@ -203,27 +205,41 @@ class Schedule:
                 if now == inf:
                     continue
             fits = self._where(job)
-            best: tuple[float, Pool, Need, float] | None = None
-            for pool, need in fits:
-                if need.nodes > pool.nodes:
-                    continue
-                run_s = self._expected_run(job, _processor(job, pool))
-                start = start_on(self.gpus[pool.index], self.cpus[pool.index], need, run_s, now)
-                if best is None or start < best[0]:
-                    best = (start, pool, need, run_s)
-                    if start <= now:
-                        break
-            if best is not None and best[0] < inf:
-                start, pool, need, run_s = best
-                tasks, run_s = _array(job, run_s)
-                place(self.gpus[pool.index], self.cpus[pool.index], need, run_s, now, tasks)
-                self.placed[job.job_id] = (pool.index, need, run_s)
-                self._ends(job, start + run_s)
-                self.ahead[pool.index] += job.tasks
-                touched.add(pool.index)
-            elif best is None:
-                touched |= self._span(job, fits)
+            whole = [(pool, need) for pool, need in fits if need.nodes <= pool.nodes]
+            touched |= self._put(job, whole, now) if whole else self._span(job, fits)
         return touched
+
+    def _put(self, job: Job, fits: list[tuple[Pool, Need]], now: float) -> set[int]:
+        """A job where it starts first; of an array that may go to several pools, each part of its tasks."""
+        touched: set[int] = set()
+        together, waves = _array(job)
+        left = together
+        part = together if len(fits) == 1 else -(-together // MAX_PARTS)
+        while left > 0:
+            start, pool, need, run_s = self._first(job, fits, now)
+            if start == inf:
+                break
+            tasks = min(part, left)
+            end = place(self.gpus[pool.index], self.cpus[pool.index], need, run_s * waves, now, tasks)
+            self._ends(job, end)
+            self.placed.setdefault(job.job_id, (pool.index, need, run_s * waves))
+            self.ahead[pool.index] += -(-job.tasks * tasks // together)
+            touched.add(pool.index)
+            left -= tasks
+        return touched
+
+    def _first(self, job: Job, fits: list[tuple[Pool, Need]], now: float) -> tuple[float, Pool, Need, float]:
+        """When a job, or one task of it, can start first, where, with what and for how long."""
+        best: tuple[float, Pool, Need, float] | None = None
+        for pool, need in fits:
+            run_s = self._expected_run(job, _processor(job, pool))
+            start = start_on(self.gpus[pool.index], self.cpus[pool.index], need, run_s, now)
+            if best is None or start < best[0]:
+                best = (start, pool, need, run_s)
+                if start <= now:
+                    break
+        assert best is not None
+        return best
 
     def _ends(self, job: Job, end: float) -> None:
         for number in {job.job_id, job.array_job_id or job.job_id}:
@@ -331,14 +347,14 @@ def _demand(job: Job) -> Demand:
     )
 
 
-def _array(job: Job, run_s: float) -> tuple[int, float]:
-    """How many tasks to place at once, and for how long: `%2` leaves two at a time, one after the other."""
+def _array(job: Job) -> tuple[int, int]:
+    """How many tasks to place at once, and how many times: `%2` leaves two at a time, one after the other."""
     tasks = max(job.tasks, 1)
     limit = _ARRAY_LIMIT.search(job.array_task or "")
     if limit is None or not 0 < int(limit[1]) < tasks:
-        return tasks, run_s
+        return tasks, 1
     together = int(limit[1])
-    return together, run_s * -(-tasks // together)
+    return together, -(-tasks // together)
 
 
 def followers_of(waiting: Iterable[Job], now: float) -> dict[int, dependency.Dependency]:

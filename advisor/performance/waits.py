@@ -206,7 +206,7 @@ MAX_STEPS = 8
 
 
 def place(gpu: Track | None, cpu: Track, need: Need, run_s: float, now: float, tasks: int = 1) -> float:
-    """Puts a job, or the tasks of an array, on the tracks; when the first one starts, or infinity: too small."""
+    """Puts a job, or the tasks of an array, on the tracks; when the last has ended (`now`: too small)."""
     if tasks > 1:
         room = max(min(cpu.capacity // need.cpus, gpu.capacity // need.gpus if gpu and need.gpus else tasks), 1)
         in_a_row = -(-tasks // (room * MAX_STEPS))
@@ -215,16 +215,16 @@ def place(gpu: Track | None, cpu: Track, need: Need, run_s: float, now: float, t
         run_s *= in_a_row
         tasks = -(-tasks // (in_a_row * group))
         need = need._replace(cpus=need.cpus * group, gpus=need.gpus * group)
-    first = inf
+    end = now
     for _ in range(tasks):
         start = start_on(gpu, cpu, need, run_s, now)
         if start == inf:
             break
-        first = min(first, start)
+        end = max(end, start + run_s)
         cpu.take(need.cpus, start, run_s)
         if gpu is not None:
             gpu.take(need.gpus, start, run_s)
-    return first
+    return end
 
 
 def _settled(booking: Booking, snapshot: Snapshot, seen: frozenset[str]) -> bool:

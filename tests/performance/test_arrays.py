@@ -9,7 +9,7 @@ from advisor.performance.arrays import Way, mean_wait, spread
 from advisor.performance.demand import Need
 from advisor.performance.snapshot import Snapshot
 from advisor.performance.waits import expected_wait
-from tests.policy.site import NOW, running, snapshot
+from tests.policy.site import NOW, pending, running, snapshot
 
 TASK = Need(nodes=1, gpus=1, cpus=1, cpus_per_node=1, memory_per_node=1)
 SHARDS = {"k80": 4}  # of one GPU
@@ -51,6 +51,14 @@ def test_in_one_pool_tasks_follow_each_other_on_what_is_free():
     assert mean_wait(busy, way, NOW, 3) == 60, "0, 60 and 120 s on the free one; nobody waits an hour for the other"
     hours = mean_wait(busy, way._replace(run_s=3600.0), NOW, 20)
     assert hours is not None and 4 * 3600 < hours < 6 * 3600, "ten waves on two GPUs, the mean in the middle"
+
+
+def test_a_waiting_array_of_two_partitions_is_ahead_in_both():
+    held = (running("v1", 2, "v100", hours=1), running("k1", 2, "k80", hours=1), running("k2", 2, "k80", hours=1))
+    queued = snapshot(*held, pending("k80,v100", minutes=60, gpus=1, tasks=12, job_id=77))
+    waits = [mean_wait(queued, way, NOW, 1) for way in ways(queued, k80=3600, v100=3600)]
+    assert waits == [3 * 3600, 3 * 3600], "twelve tasks on six GPUs: two rounds of an hour after those that run"
+    assert queued.underway[77].end == NOW + 3 * 3600, "who waits for the array waits for its last task"
 
 
 def test_a_task_that_fits_nowhere_starts_nowhere():

@@ -64,7 +64,7 @@ def running(node: str, gpus: int, kind: str | None, *, hours: float, cpus: int =
 def pending(partition: str, *, minutes: int, gpus: int = 0, kind: str | None = None, cpus: int = 1, **more: Any) -> Job:
     """A job that waits."""
     return Job(
-        job_id=next(_numbers),
+        job_id=more.pop("job_id", next(_numbers)),
         states=("PENDING",),
         partitions=tuple(partition.split(",")),
         reason=more.pop("reason", "Priority"),
