@@ -16,7 +16,7 @@ import msgspec
 from advisor.config import Drift
 from advisor.store.database import Database
 from advisor.store.experience import Experience, experiences
-from advisor.training.evidence import ended_wrongly
+from advisor.training.evidence import foretold
 
 # The lean that is looked for, in spreads: half of it is what a residual must exceed to count.
 LEAN = 1.0
@@ -118,22 +118,13 @@ class Detector:
 def residuals(rows: Iterable[Experience]) -> list[Residual]:
     """What every ended job tells about predictions, in the order of their ends."""
     found = []
-    for row in rows:
-        ended = row.ended
-        if ended is None or ended_wrongly(row) or not ended.completed:
-            continue
-        try:
-            told = row.predictions()
-        except msgspec.DecodeError:
-            continue
-        was = (row.chosen or 0) if row.applied else 0
-        same = [p for p in (told[was : was + 1] + told) if p.processor == ended.processor and p.run_s > 0]
-        if same and ended.run > 0:
-            off = math.log(max(ended.run, 1.0) / max(same[0].run_s * same[0].slowdown, 1.0))
-            found.append(Residual(ended.end, row.app, "run time", off, same[0].sd_log))
-        if was < len(told) and ended.wait is not None and not row.moved:
+    for row, ended, run, wait in foretold(rows):
+        if run is not None:
+            off = math.log(max(ended.run, 1.0) / max(run.run_s * run.slowdown, 1.0))
+            found.append(Residual(ended.end, row.app, "run time", off, run.sd_log))
+        if wait is not None:
             # A minute more on both: whether a job starts after one second or ten is no drift.
-            off = math.log((max(ended.wait, 0.0) + 60.0) / (told[was].wait_s + 60.0))
+            off = math.log((max(ended.wait or 0.0, 0.0) + 60.0) / (wait.wait_s + 60.0))
             found.append(Residual(ended.end, EVERYTHING, "wait", off, 1.0))
     return sorted(found, key=lambda residual: (residual.at, residual.app, residual.what))
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from advisor.store.experience import CLOCK_S, Experience, Place, Predicted
+from advisor.store.experience import CLOCK_S, Ended, Experience, Place, Predicted
 from advisor.training.off_policy import LEAST_PROBABILITY, Effect, Logged, effect
 
 # Where the new policy differs, at least this share of such jobs must lie where the log has tried what it prefers.
@@ -144,6 +144,34 @@ def ended_wrongly(row: Experience) -> str:
     if ended.completed + ended.timed_out + ended.sent_back < ended.records:
         return "its job failed or was cancelled"
     return ""
+
+
+class Foretold(NamedTuple):
+    """A job that ran to its end, and what was predicted of it."""
+
+    row: Experience
+    ended: Ended
+    run: Predicted | None  # of the processor it ran on
+    wait: Predicted | None  # of where it was sent, unless a round moved it later
+
+
+def foretold(rows: Iterable[Experience]) -> Iterator[Foretold]:
+    """Those of the jobs whose end can be held against a prediction."""
+    for row in rows:
+        ended = row.ended
+        if ended is None or ended_wrongly(row) or not ended.completed:
+            continue
+        try:
+            told = row.predictions()
+        except msgspec.DecodeError:
+            continue
+        was = (row.chosen or 0) if row.applied else 0
+        sent = told[was] if was < len(told) else None
+        run = None
+        if ended.run > 0:
+            at = [sent, *told] if sent is not None else told
+            run = next((each for each in at if each.processor == ended.processor and each.run_s > 0), None)
+        yield Foretold(row, ended, run, sent if ended.wait is not None and not row.moved else None)
 
 
 def _logged(rows: list[tuple[float, ...]]) -> Logged:

@@ -18,7 +18,7 @@ import numpy as np
 from advisor.config import Drift
 from advisor.store.experience import Experience
 from advisor.training.drift import Alarm, residuals, scan
-from advisor.training.evidence import drawn_wrongly, ended_wrongly
+from advisor.training.evidence import drawn_wrongly, ended_wrongly, foretold
 from advisor.training.off_policy import Floats, Interval, normalised, ratio
 from advisor.training.versions import Promotion
 
@@ -297,20 +297,11 @@ def _weeks(rows: Sequence[_Row]) -> list[Week]:
 def _calibration(rows: Sequence[Experience]) -> list[Calibration]:
     runs: list[tuple[float, float, float]] = []
     waits: list[tuple[float, float, float]] = []
-    for row in rows:
-        ended = row.ended
-        if ended is None or not row.eligible or ended_wrongly(row) or not ended.completed:
-            continue
-        try:
-            told = row.predictions()
-        except msgspec.DecodeError:
-            continue
-        was = (row.chosen or 0) if row.applied else 0
-        same = [p for p in (told[was : was + 1] + told) if p.processor == ended.processor and p.run_s > 0]
-        if same and ended.run > 0:
-            runs.append((max(same[0].run_s * same[0].slowdown, 1.0), float(ended.run), same[0].sd_log))
-        if was < len(told) and ended.wait is not None and not row.moved:
-            waits.append((max(told[was].wait_s, 0.0) + 60.0, max(ended.wait, 0.0) + 60.0, 0.0))
+    for _, ended, run, wait in foretold(row for row in rows if row.eligible):
+        if run is not None:
+            runs.append((max(run.run_s * run.slowdown, 1.0), float(ended.run), run.sd_log))
+        if wait is not None:
+            waits.append((max(wait.wait_s, 0.0) + 60.0, max(ended.wait or 0.0, 0.0) + 60.0, 0.0))
     return [_calibrated(what, found) for what, found in (("run time", runs), ("wait, plus a minute", waits)) if found]
 
 

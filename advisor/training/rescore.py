@@ -22,7 +22,7 @@ from advisor.performance.wait_model import Corrections, corrected
 from advisor.policy.guardrails import prefer
 from advisor.policy.interface import JobShape, Prediction
 from advisor.store.experience import Experience, Place, Predicted
-from advisor.training.evidence import Choice, ended_wrongly
+from advisor.training.evidence import Choice, foretold
 from advisor.training.gate import Predictions
 from advisor.training.off_policy import Interval, mean_interval
 from advisor.training.refit import History, fold_of
@@ -81,24 +81,13 @@ class Rescorer:
         """How far run times of the last jobs were off: by the new figures, and as they were predicted at the time."""
         new: list[float] = []
         old: list[float] = []
-        for row in rows[-most:]:
-            if ended_wrongly(row) or row.ended is None or row.ended.run <= 0 or not row.ended.completed:
-                continue
-            try:
-                told = row.predictions()
-            except msgspec.DecodeError:
-                continue
-            was = (row.chosen or 0) if row.applied else 0
-            if was >= len(told) or not told[was].run_s > 0:
-                continue
-            processor = row.ended.processor
-            then = next((p for p in [told[was], *told] if p.processor == processor), None)
+        for row, ended, then, _ in foretold(rows[-most:]):
             if then is None:
                 continue
             shape = _shape(row, _features(row))
             history = self._unseen[fold_of(row.token) % len(self._unseen)]
-            now_s = self.run_s(row, shape, processor, history, told[0].processor)
-            real = math.log(row.ended.run)
+            now_s = self.run_s(row, shape, ended.processor, history, row.predictions()[0].processor)
+            real = math.log(ended.run)
             new.append(abs(math.log(max(now_s, 1.0)) - real))
             old.append(abs(math.log(max(then.run_s, 1.0)) - real))
         if not new:
