@@ -191,6 +191,8 @@ class _Case:
                 _book(ledger, self.token, self.now, shape, chosen, scores[outcome.chosen], view, self._ready_at())
             if self.workflows is not None:
                 self._remember(self.workflows, shape, scores, outcome.chosen)
+            if scored.remember is not None and self.request.op == "submit":
+                scored.remember()  # a question what would be is no submission
             predictions = scored.explained()
             fell_back = f"; the {self.policy.name} policy did not decide: {scored.fell_back}" if scored.by else ""
             return Decision(

@@ -103,6 +103,7 @@ class Scored(msgspec.Struct, frozen=True):
     by: tuple[str, str] | None = None  # name and version of the policy that scored, where not the one that was asked
     fell_back: str = ""  # why it was not that one
     kind: str = ""  # the same in a word or two, by which such decisions are counted
+    remember: Callable[[], None] | None = None  # to be called once the job is really submitted, and only then
 
 
 def score(policy: Policy, shape: JobShape, candidates: tuple[Candidate, ...], snapshot: Snapshot, now: float) -> Scored:

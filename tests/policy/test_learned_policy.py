@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import random
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 
 from advisor.performance.processors import load
+from advisor.performance.waits import Ledger
 from advisor.policy.arithmetic import EarliestFinish
+from advisor.policy.decision import decide
 from advisor.policy.learned import LearnedPolicy, load_or_arithmetic
 from advisor.policy.learned.files import Card, write_model
 from advisor.policy.learned.shapes import CANDIDATE_FEATURES, GLOBAL_FEATURES, RANGES, zero_weights
@@ -24,6 +28,11 @@ def choice(snap, **fields):
     found = plan(request, read(request), snap, settings(), load()).choice
     assert found is not None
     return found
+
+
+def later(snap, seconds):
+    """The same cluster at a later poll."""
+    return msgspec.structs.replace(snap, taken_at=snap.taken_at + seconds)
 
 
 def trained(**changes):
@@ -83,8 +92,9 @@ def test_a_new_snapshot_and_other_pools_are_taken_in():
     assert len(policy.predict(again.shape, again.candidates, fewer, NOW + 120)) == len(again.candidates)
 
 
-def test_the_same_submissions_in_the_same_order_give_the_same_predictions():
-    rng = np.random.default_rng(0)
+def remembering(seed=0):
+    """A network of random weights, in which everything that it sees counts."""
+    rng = np.random.default_rng(seed)
     weights = zero_weights()
     weights = weights._replace(
         **{
@@ -93,16 +103,43 @@ def test_the_same_submissions_in_the_same_order_give_the_same_predictions():
             if name not in ("belief", "alone", "belief_parameters", *RANGES)
         }
     )
-    snap = snapshot(*BUSY)
-    found = choice(snap)
+    return LearnedPolicy(weights, load())
 
+
+def decided(policy, snap, now, **fields):
+    """The scores of the candidates of a submission, which is then on its way."""
+    decision = decide(
+        submission(**fields), snap, Ledger(snap), policy, settings(), random.Random(1), now, lambda: "t", load()
+    )
+    return [each.score for each in decision.predictions]
+
+
+def test_the_same_submissions_in_the_same_order_give_the_same_predictions():
     def told():
-        policy = LearnedPolicy(weights, load())
-        return [policy.predict(found.shape, found.candidates, snap, NOW + step) for step in range(4)]
+        policy = remembering()
+        return [decided(policy, later(snapshot(*BUSY), step), NOW + step) for step in range(4)]
 
     assert told() == told()
     # The second submission knows of the first.
-    assert [p.score for p in told()[0]] != [p.score for p in told()[1]]
+    assert told()[0] != told()[1]
+
+
+def test_jobs_that_come_between_two_snapshots_are_seen_alike_whichever_is_first():
+    policy, snap = remembering(), snapshot(*BUSY)
+    first = decided(policy, snap, NOW + 1)
+    assert decided(policy, snap, NOW + 1) == first
+    assert decided(policy, later(snap, 5), NOW + 1) != first  # there they count
+
+
+def test_a_dry_run_is_not_remembered_as_a_submission():
+    asked, unasked = remembering(), remembering()
+    first = snapshot(*BUSY)
+    for number in range(3):
+        decided(asked, first, NOW + number, op="advise")
+    decided(asked, first, NOW + 4)
+    decided(unasked, first, NOW + 4)
+    then = later(first, 5)
+    assert decided(asked, then, NOW + 6) == decided(unasked, then, NOW + 6)
 
 
 def test_an_annotated_job_is_scored_by_its_graph():

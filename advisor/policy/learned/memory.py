@@ -1,7 +1,8 @@
 """What the learned policy remembers between submissions: who was submitted lately, and how the cluster has been.
 
 Fed by the submissions themselves and by each new snapshot; the topology's embedding and the LSTM are worked out once a
-snapshot, so a decision pays only for the small head.
+snapshot, so a decision pays only for the small head. What came since the last snapshot counts from the next one on: jobs
+that come together are seen alike, whichever is first.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class Seen(NamedTuple):
 
     by_pool: Floats  # [4, pool] units, free ones at the last poll, belief and its spread
     ground: Floats  # of the head's first layer
+    slower: Floats  # [pool] how much slower than at their best the jobs submitted before would have run there
+    usual_s: float  # how long they run at their best; 0: there were none
     strange: str = ""  # what of it training has never met the like of
 
 
@@ -79,7 +82,7 @@ class Recollection:
         self.looked_at = -math.inf
         self._moments = np.zeros((TICKS, len(GLOBAL_FEATURES)))
         self._start(())
-        self._seen = Seen(np.zeros((4, 0)), np.zeros((1, HEAD_HIDDEN)))
+        self._seen = Seen(np.zeros((4, 0)), np.zeros((1, HEAD_HIDDEN)), np.zeros(0), 0.0)
 
     def _start(self, pools: tuple[Pool, ...]) -> None:
         """Pools that mean other nodes than before: what was learned of the old ones is forgotten."""
@@ -124,7 +127,8 @@ class Recollection:
         topology = np.zeros((len(pools) + 1, NODE_OUT))
         topology[self._rows], topology[-1] = embedded[:-1], embedded[-1]
         by_pool = np.stack((self._units, self._units * (1.0 - pools[:, 4]), belief, spread))
-        seen = Seen(by_pool, ground(w, topology, remember(w, moments)), strange)
+        usual_s = max(self.run_s, 1e-9) if self.count else 0.0
+        seen = Seen(by_pool, ground(w, topology, remember(w, moments)), self.slower.copy(), usual_s, strange)
         self._moments, self._seen, self.looked_at = moments, seen, snapshot.taken_at
         return seen
 
@@ -196,7 +200,7 @@ class Recollection:
         for prediction in predictions:
             if prediction.pool is not None:
                 runs[prediction.pool] = prediction.run_s * prediction.slowdown
-        if not runs:
+        if not runs or max(runs) >= len(self.slower):  # of a snapshot with other pools
             return
         where, best = min(runs.items(), key=lambda item: item[1])
         best = max(best, 1e-3)

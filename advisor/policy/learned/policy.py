@@ -39,7 +39,8 @@ _KNOWN = frozenset({"history", "history elsewhere", "similar jobs"})
 class LearnedPolicy:
     """Scores a candidate by wait × factor + run time × slowdown × factor, both factors told by the network.
 
-    It remembers what was submitted and how the cluster has been; apart from that, same inputs, same predictions.
+    It remembers what was submitted and how the cluster has been, and looks at that anew with each snapshot; until the
+    next one, same inputs, same predictions, in whatever order they come.
     """
 
     name = "learned"
@@ -92,12 +93,7 @@ class LearnedPolicy:
                 # Nobody else has seen these yet: the arithmetic made them for this call.
                 msgspec.structs.force_setattr(prediction, "score", corrected)
 
-        def explained() -> list[Prediction]:
-            # After the reply: the next submission finds this one among those that came before it.
-            self._recollection.note(predictions, asked, now)
-            return plain.explained()
-
-        return msgspec.structs.replace(plain, explained=explained)
+        return msgspec.structs.replace(plain, remember=lambda: self._recollection.note(predictions, asked, now))
 
     def _left(self, plain: Scored, kind: str, why: str) -> Scored:
         """Scored by the arithmetic, and why."""
@@ -136,11 +132,10 @@ class LearnedPolicy:
 
         Rows of `told`: wait, run time with its slowdown, slowdown, spread, pool, whether the app is new.
         """
-        past = self._recollection
         wait, run, slowdown, spread, _, new = told
         finish = wait + run
         best, first_at = float(run.min()), int(finish.argmin())
-        usual = max(past.run_s, 1e-9) if past.count else best
+        usual = seen.usual_s or best
         units, free, belief, belief_spread = seen.by_pool[:, where]
         table = np.zeros((len(CANDIDATE_FEATURES), len(where)))
         np.log1p(wait / best, out=table[0])
@@ -148,7 +143,7 @@ class LearnedPolicy:
         table[1] = log_run - math.log(best)
         np.log1p(wait / usual, out=table[2])
         table[3] = log_run - math.log(usual)
-        table[4] = table[1] - past.slower[where]
+        table[4] = table[1] - seen.slower[where]
         np.log(finish / finish[first_at], out=table[5])
         table[6, first_at] = 1.0
         table[7] = spread
