@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -32,10 +32,14 @@ _QUIET_S = 300.0
 
 
 class Network(Policy, Protocol):
-    """What the learned policy has beside any policy's `predict`; what it leaves to the arithmetic, it says."""
+    """What the learned policy has beside any policy's `predict`; it starts from the arithmetic's predictions."""
 
     def observe(self, snapshot: Snapshot) -> None:
         """Takes in a new snapshot, before the first decision on it."""
+        ...
+
+    def correct(self, asked: Sequence[tuple[JobShape, Scored]], snapshot: Snapshot, now: float) -> list[Scored]:
+        """What the arithmetic told of each of these jobs, corrected, or with the reason why it is not."""
         ...
 
 
@@ -80,39 +84,46 @@ class Guarded:
 
     def score(self, shape: JobShape, candidates: tuple[Candidate, ...], snapshot: Snapshot, now: float) -> Scored:
         """The network's scores, or the arithmetic's with the reason."""
+        began = self._clock()
+        expected = self.expect(shape, candidates, snapshot, now)
+        return self._corrected([(shape, expected)], snapshot, now, began)[0]
+
+    def expect(self, shape: JobShape, candidates: tuple[Candidate, ...], snapshot: Snapshot, now: float) -> Scored:
+        """The arithmetic's, which the network starts from."""
+        return score(self._arithmetic, shape, candidates, snapshot, now)
+
+    def correct(self, asked: Sequence[tuple[JobShape, Scored]], snapshot: Snapshot, now: float) -> list[Scored]:
+        """The network's scores of several jobs, or the arithmetic's with the reason."""
+        return self._corrected(asked, snapshot, now, self._clock())
+
+    def _corrected(
+        self, asked: Sequence[tuple[JobShape, Scored]], snapshot: Snapshot, now: float, began: float
+    ) -> list[Scored]:
         network = self._network
         if network is None:
-            return self._plainly(shape, candidates, snapshot, now, "no model", self.refused)
-        began = self._clock()
+            return self._plainly(asked, "no model", self.refused)
         if self.resting:
             if began < self._until:
-                return self._plainly(shape, candidates, snapshot, now, "resting", self.resting)
+                return self._plainly(asked, "resting", self.resting)
             log.info("the learned policy is tried again")
             self.resting = ""
         try:
-            scored = score(network, shape, candidates, snapshot, now)
+            found = network.correct(asked, snapshot, now)
         except Exception as error:  # a fault of the network must not cost a decision
             self._failed(error)
-            return self._plainly(shape, candidates, snapshot, now, "failed", self.resting)
-        self._judge(self._clock() - began)
-        if scored.by is not None:
-            self._count(scored.kind)
-        return scored
+            return self._plainly(asked, "failed", self.resting)
+        took_s = (self._clock() - began) / max(len(asked), 1)
+        for scored in found:
+            self._judge(took_s)
+            if scored.by is not None:
+                self._count(scored.kind)
+        return found
 
-    def _plainly(
-        self,
-        shape: JobShape,
-        candidates: tuple[Candidate, ...],
-        snapshot: Snapshot,
-        now: float,
-        kind: str,
-        why: str,
-    ) -> Scored:
-        self._count(kind)
-        return self._by_arithmetic(score(self._arithmetic, shape, candidates, snapshot, now), why)
-
-    def _by_arithmetic(self, scored: Scored, why: str) -> Scored:
-        return msgspec.structs.replace(scored, by=(self._arithmetic.name, self._arithmetic.version), fell_back=why)
+    def _plainly(self, asked: Sequence[tuple[JobShape, Scored]], kind: str, why: str) -> list[Scored]:
+        by = (self._arithmetic.name, self._arithmetic.version)
+        for _ in asked:
+            self._count(kind)
+        return [msgspec.structs.replace(scored, by=by, fell_back=why, kind=kind) for _, scored in asked]
 
     def _count(self, kind: str) -> None:
         self.fallbacks[kind] = self.fallbacks.get(kind, 0) + 1

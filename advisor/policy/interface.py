@@ -7,7 +7,7 @@ what is evaluated is what is deployed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import msgspec
@@ -113,6 +113,22 @@ def score(policy: Policy, shape: JobShape, candidates: tuple[Candidate, ...], sn
         return cast(Scored, early(shape, candidates, snapshot, now))
     predictions = policy.predict(shape, candidates, snapshot, now)
     return Scored(predictions, lambda: predictions)
+
+
+def expect(
+    policy: Policy, shape: JobShape, candidates: tuple[Candidate, ...], snapshot: Snapshot, now: float
+) -> Scored:
+    """As `score`, without what `correct` adds to it: waits, run times and pools are there, the score may change."""
+    plain = getattr(policy, "expect", None)
+    return score(policy, shape, candidates, snapshot, now) if plain is None else plain(shape, candidates, snapshot, now)
+
+
+def correct(
+    policy: Policy, asked: Sequence[tuple[JobShape, Scored]], snapshot: Snapshot, now: float
+) -> Sequence[Scored]:
+    """What `expect` told of several jobs, as `score` would tell it of each; in one go where the policy can."""
+    together = getattr(policy, "correct", None)
+    return [scored for _, scored in asked] if together is None else together(asked, snapshot, now)
 
 
 class Decision(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -75,11 +75,11 @@ class Slow(LearnedPolicy):
     took_s = 0.0
     fault = None
 
-    def score(self, *given):
+    def correct(self, *given):
         self.clock.now += self.took_s
         if self.fault is not None:
             raise self.fault
-        return super().score(*given)
+        return super().correct(*given)
 
 
 @pytest.fixture

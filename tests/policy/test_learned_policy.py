@@ -21,6 +21,8 @@ from advisor.policy.learned.shapes import CANDIDATE_FEATURES, GLOBAL_FEATURES, R
 from advisor.policy.plans import plan, read
 from tests.policy.site import BUSY, NODES, NOW, running, settings, snapshot, submission
 
+SCRIPT = "#!/bin/bash\n#ADVISOR kernels:\n#ADVISOR   a: {on: [gpu], work: %s, memory: %s}\n"
+
 
 def choice(snap, **fields):
     """The job's shape and its candidates, as the decision finds them."""
@@ -144,7 +146,6 @@ def test_a_dry_run_is_not_remembered_as_a_submission():
 
 def test_an_annotated_job_is_scored_by_its_graph():
     snap = snapshot(*BUSY, history={})
-    script = "#!/bin/bash\n#ADVISOR kernels:\n#ADVISOR   a: {on: [gpu], work: %s, memory: %s}\n"
     rng = np.random.default_rng(1)
     weights = zero_weights()
     weights = weights._replace(
@@ -155,7 +156,7 @@ def test_an_annotated_job_is_scored_by_its_graph():
     )
     scores = []
     for work, memory in (("8.0e15", "1G"), ("8.0e15", "30G")):
-        found = choice(snap, script_head=script % (work, memory))
+        found = choice(snap, script_head=SCRIPT % (work, memory))
         policy = LearnedPolicy(weights, load())
         plain = EarliestFinish(load()).predict(found.shape, found.candidates, snap, NOW)
         learned = policy.predict(found.shape, found.candidates, snap, NOW)
@@ -180,3 +181,43 @@ def test_the_policy_needs_neither_torch_nor_numba():
         "sys.exit(any(name in sys.modules for name in ('torch', 'numba', 'pgmpy', 'torch_geometric')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_several_jobs_asked_about_in_one_go_are_told_what_each_is_told_alone():
+    snap = snapshot(*BUSY)
+    asked = [
+        choice(snap, **fields)
+        for fields in (
+            {},
+            {"tres_per_node": "gres/gpu:2", "time_limit": 60},
+            {"tres_per_node": None, "min_cpus": 4},  # without GPUs
+            {"name": "other", "script_head": SCRIPT % ("8.0e15", "1G")},
+            {"partition": "v100,p100"},
+        )
+    ]
+    policy, fresh = remembering(), remembering()
+    expected = [(each.shape, policy.expect(each.shape, each.candidates, snap, NOW)) for each in asked]
+    together = policy.correct(expected, snap, NOW)
+    alone = [fresh.score(each.shape, each.candidates, snap, NOW) for each in asked]
+    assert [each.predictions for each in together] == [each.predictions for each in alone]
+    assert [each.fell_back for each in together] == [each.fell_back for each in alone]
+    assert "no GPU" in together[2].fell_back
+    plain = EarliestFinish(load()).score(asked[0].shape, asked[0].candidates, snap, NOW)
+    assert [p.score for p in together[0].predictions] != [p.score for p in plain.predictions]
+
+
+def test_of_jobs_asked_about_in_one_go_only_the_strange_ones_are_left_to_the_arithmetic():
+    snap = snapshot(*BUSY)
+    asked = [choice(snap, time_limit=minutes) for minutes in (60, 600)]
+    limit = np.log1p(
+        60 * 60 / min(p.run_s for p in EarliestFinish(load()).predict(asked[0].shape, asked[0].candidates, snap, NOW))
+    )
+    high = np.full(len(CANDIDATE_FEATURES), 1e9)
+    low = -high
+    low[15], high[15] = limit + 0.1, 1e9
+    policy = LearnedPolicy(trained(head_b3=[0.1, 0.0], range_low=low, range_high=high), load())
+    expected = [(each.shape, policy.expect(each.shape, each.candidates, snap, NOW)) for each in asked]
+    together = policy.correct(expected, snap, NOW)
+    assert "limit" in together[0].fell_back
+    assert together[1].by is None
+    assert policy.unsure == 1

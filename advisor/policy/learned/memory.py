@@ -1,8 +1,8 @@
 """What the learned policy remembers between submissions: who was submitted lately, and how the cluster has been.
 
 Fed by the submissions themselves and by each new snapshot; the topology's embedding and the LSTM are worked out once a
-snapshot, so a decision pays only for the small head. What came since the last snapshot counts from the next one on: jobs
-that come together are seen alike, whichever is first.
+snapshot, so a decision pays only for the small head. What came since the last snapshot counts from the next one on:
+jobs that come together are seen alike, whichever is first.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ def beyond(rows: Floats, low: Floats, high: Floats, names: Sequence[str], whose:
 class Seen(NamedTuple):
     """What the network made of one snapshot."""
 
-    by_pool: Floats  # [4, pool] units, free ones at the last poll, belief and its spread
+    # [5, pool] units, free ones at the last poll, belief, its spread, and how much slower than at their best the jobs
+    # that were submitted before would have run there.
+    by_pool: Floats
     ground: Floats  # of the head's first layer
-    slower: Floats  # [pool] how much slower than at their best the jobs submitted before would have run there
-    usual_s: float  # how long they run at their best; 0: there were none
+    usual_s: float  # how long those jobs run at their best; 0: there were none
     strange: str = ""  # what of it training has never met the like of
 
 
@@ -82,7 +83,7 @@ class Recollection:
         self.looked_at = -math.inf
         self._moments = np.zeros((TICKS, len(GLOBAL_FEATURES)))
         self._start(())
-        self._seen = Seen(np.zeros((4, 0)), np.zeros((1, HEAD_HIDDEN)), np.zeros(0), 0.0)
+        self._seen = Seen(np.zeros((5, 0)), np.zeros((1, HEAD_HIDDEN)), 0.0)
 
     def _start(self, pools: tuple[Pool, ...]) -> None:
         """Pools that mean other nodes than before: what was learned of the old ones is forgotten."""
@@ -126,9 +127,9 @@ class Recollection:
         embedded = embed_topology(w, rows, *self._edges, moments[-1])
         topology = np.zeros((len(pools) + 1, NODE_OUT))
         topology[self._rows], topology[-1] = embedded[:-1], embedded[-1]
-        by_pool = np.stack((self._units, self._units * (1.0 - pools[:, 4]), belief, spread))
+        by_pool = np.stack((self._units, self._units * (1.0 - pools[:, 4]), belief, spread, self.slower))
         usual_s = max(self.run_s, 1e-9) if self.count else 0.0
-        seen = Seen(by_pool, ground(w, topology, remember(w, moments)), self.slower.copy(), usual_s, strange)
+        seen = Seen(by_pool, ground(w, topology, remember(w, moments)), usual_s, strange)
         self._moments, self._seen, self.looked_at = moments, seen, snapshot.taken_at
         return seen
 

@@ -7,8 +7,7 @@ tell because its weights are missing, is answered by the arithmetic's own score.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,11 +18,12 @@ from advisor.dfg.graph import Annotation
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.arithmetic import NOWHERE_S, EarliestFinish
 from advisor.policy.interface import Candidate, JobShape, Policy, Prediction, Scored
+from advisor.policy.learned.features import Job, describe, sizes, told_of
 from advisor.policy.learned.files import ModelError, read_model
 from advisor.policy.learned.forward import embed_graph, residuals
 from advisor.policy.learned.graphs import Graph, graph_of
 from advisor.policy.learned.memory import Recollection, Seen, beyond
-from advisor.policy.learned.shapes import CANDIDATE_FEATURES, Floats, Ints, Weights
+from advisor.policy.learned.shapes import CANDIDATE_FEATURES, Flags, Floats, Weights
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,9 @@ _KEPT = 512
 # Features that are cut to what training met: waits, how far behind the first, share of the pool, room, limit.
 CUT = [0, 2, 5, 11, 12, 15]
 UNSURE = "the network was not trained for a job like this"
-# What the run time rests on where the app itself has run before.
-_KNOWN = frozenset({"history", "history elsewhere", "similar jobs"})
+NO_NUMBER = "its answer is no number"
+# The network's logarithms are told in steps of 2^-30.
+GRAIN = float(1 << 30)
 
 
 class LearnedPolicy:
@@ -74,88 +75,87 @@ class LearnedPolicy:
 
     def score(self, shape: JobShape, candidates: tuple[Candidate, ...], snapshot: Snapshot, now: float) -> Scored:
         """As `predict`; the reasons wait until somebody asks for them."""
-        plain = self.arithmetic.score(shape, candidates, snapshot, now)
-        predictions = plain.predictions
-        if not shape.gpus:
-            return self._left(plain, "no GPU", "the job asks for no GPU, and the network knows choices between GPUs")
-        seen = self._recollection.look(snapshot)
-        rows = [p for p in predictions if p.pool is not None and p.wait_s < NOWHERE_S and p.run_s > 0]
-        if len(rows) < 2:
-            return self._left(plain, "one place", "there is one place only where it could start")
-        asked = shape.gpus
-        scores = self._corrected(shape, rows, seen)
-        if isinstance(scores, str):
-            self.unsure += 1
-            kind = "unlike cluster" if scores == seen.strange else "unlike job"
-            plain = self._left(plain, kind, f"{UNSURE} ({scores})")
-        else:
-            for prediction, corrected in zip(rows, scores.tolist(), strict=True):
-                # Nobody else has seen these yet: the arithmetic made them for this call.
-                msgspec.structs.force_setattr(prediction, "score", corrected)
+        return self.correct(((shape, self.expect(shape, candidates, snapshot, now)),), snapshot, now)[0]
 
-        return msgspec.structs.replace(plain, remember=lambda: self._recollection.note(predictions, asked, now))
+    def expect(self, shape: JobShape, candidates: tuple[Candidate, ...], snapshot: Snapshot, now: float) -> Scored:
+        """The waits and run times, which are the arithmetic's; the network has not been asked yet."""
+        return self.arithmetic.score(shape, candidates, snapshot, now)
+
+    def correct(self, asked: Sequence[tuple[JobShape, Scored]], snapshot: Snapshot, now: float) -> list[Scored]:
+        """Asks the network about all these jobs in one go; each is told what it would be told alone.
+
+        The predictions must be those of `expect`, which nobody else has seen: their scores are put in place.
+        """
+        found = [plain for _, plain in asked]
+        seen: Seen | None = None
+        jobs: list[Job] = []
+        for number, (shape, plain) in enumerate(asked):
+            if not shape.gpus:
+                why = "the job asks for no GPU, and the network knows choices between GPUs"
+                found[number] = self._left(plain, "no GPU", why)
+                continue
+            seen = seen or self._recollection.look(snapshot)
+            rows = [p for p in plain.predictions if p.pool is not None and p.wait_s < NOWHERE_S and p.run_s > 0]
+            if len(rows) < 2:
+                found[number] = self._left(plain, "one place", "there is one place only where it could start")
+                continue
+            graph, embedding = self._graph(shape)
+            jobs.append(Job(number, shape, rows, graph.sensitivity, embedding))
+        if seen is None or not jobs:
+            return found
+        for job, strange in zip(jobs, self._put_scores(jobs, seen), strict=True):
+            plain = found[job.number]
+            if strange:
+                self.unsure += 1
+                kind = "unlike cluster" if strange == seen.strange else "unlike job"
+                plain = self._left(plain, kind, f"{UNSURE} ({strange})")
+            found[job.number] = msgspec.structs.replace(plain, remember=self._noting(plain, job.shape.gpus, now))
+        return found
+
+    def _noting(self, scored: Scored, asked: int, now: float) -> Callable[[], None]:
+        predictions = scored.predictions
+        return lambda: self._recollection.note(predictions, asked, now)
 
     def _left(self, plain: Scored, kind: str, why: str) -> Scored:
         """Scored by the arithmetic, and why."""
         by = (self.arithmetic.name, self.arithmetic.version)
         return msgspec.structs.replace(plain, by=by, fell_back=why, kind=kind)
 
-    def _corrected(self, shape: JobShape, predictions: list[Prediction], seen: Seen) -> Floats | str:
-        """Scores with the network's factors on wait and run time; in words, where it was not trained for this."""
+    def _put_scores(self, jobs: list[Job], seen: Seen) -> list[str]:
+        """Puts scores with the network's factors on wait and run time; in words, where it was not trained for a job."""
         if seen.strange:
-            return seen.strange
-        graph, embedding = self._graph(shape)
-        told = (
-            np.array(
-                [
-                    value
-                    for p in predictions
-                    for value in (p.wait_s, p.run_s, p.slowdown, p.sd_log, p.pool, p.run_source not in _KNOWN)
-                ],
-                dtype=np.float64,
-            )
-            .reshape(-1, 6)
-            .T
-        )
-        told[1] *= told[2]
-        where = told[4].astype(np.int64)
-        table = self._describe(shape, told, where, graph.sensitivity, seen)
+            return [seen.strange] * len(jobs)
         w = self._weights
-        if strange := beyond(table, w.range_low, w.range_high, CANDIDATE_FEATURES, "a place's"):
-            return strange
-        factors = np.exp(residuals(w, table, seen.ground, embedding, where))
-        scores: Floats = told[0] * factors[:, 0] + told[1] * factors[:, 1]
-        return scores if np.isfinite(scores).all() else "its answer is no number"
+        told = told_of(jobs)
+        where = told[4].astype(np.int64)
+        table = np.minimum(describe(jobs, told, where, seen), self._most)
+        graphs = jobs[0].embedding if len(jobs) == 1 else np.repeat([job.embedding for job in jobs], sizes(jobs), 0)
+        logs = residuals(w, table, seen.ground, graphs, where)
+        # The same to the last bit whatever else was asked about: libraries add up in another order for other sizes.
+        np.rint(logs * GRAIN, out=logs)
+        factors = np.exp(logs / GRAIN)
+        scores = told[0] * factors[:, 0] + told[1] * factors[:, 1]
+        outside = (table < w.range_low) | (table > w.range_high)
+        sound = np.isfinite(scores)
+        known = sound.all() and not outside.any()
+        reasons = [""] * len(jobs) if known else self._reasons(jobs, table, outside.any(axis=1) | ~sound)
+        corrected = iter(scores.tolist())
+        for job, why in zip(jobs, reasons, strict=True):
+            for prediction, figure in zip(job.rows, corrected, strict=False):
+                if not why:
+                    # Nobody else has seen these yet: the arithmetic made them for this call.
+                    msgspec.structs.force_setattr(prediction, "score", figure)
+        return reasons
 
-    def _describe(self, shape: JobShape, told: Floats, where: Ints, sensitivity: float, seen: Seen) -> Floats:
-        """The candidates' features, in the order of `CANDIDATE_FEATURES`.
-
-        Rows of `told`: wait, run time with its slowdown, slowdown, spread, pool, whether the app is new.
-        """
-        wait, run, slowdown, spread, _, new = told
-        finish = wait + run
-        best, first_at = float(run.min()), int(finish.argmin())
-        usual = seen.usual_s or best
-        units, free, belief, belief_spread = seen.by_pool[:, where]
-        table = np.zeros((len(CANDIDATE_FEATURES), len(where)))
-        np.log1p(wait / best, out=table[0])
-        log_run = np.log(run)
-        table[1] = log_run - math.log(best)
-        np.log1p(wait / usual, out=table[2])
-        table[3] = log_run - math.log(usual)
-        table[4] = table[1] - seen.slower[where]
-        np.log(finish / finish[first_at], out=table[5])
-        table[6, first_at] = 1.0
-        table[7] = spread
-        np.log(slowdown, out=table[8])
-        table[9] = belief * sensitivity
-        table[10] = belief_spread * sensitivity
-        table[11] = shape.gpus / units
-        np.log1p(free / shape.gpus, out=table[12])
-        table[14] = new
-        table[15] = math.log1p((shape.time_limit_s or 3.0 * float(run.max())) / best)
-        # Of waits, shares, room and limits beyond what was ever met in training the most that was met is told.
-        found: Floats = np.minimum(table.T, self._most)
+    def _reasons(self, jobs: list[Job], table: Floats, strange: Flags) -> list[str]:
+        """Why the network is not believed, of each job; empty where it is."""
+        w = self._weights
+        found = []
+        end = 0
+        for job in jobs:
+            start, end = end, end + len(job.rows)
+            why = beyond(table[start:end], w.range_low, w.range_high, CANDIDATE_FEATURES, "a place's") or NO_NUMBER
+            found.append(why if strange[start:end].any() else "")
         return found
 
     def _graph(self, shape: JobShape) -> tuple[Graph, Floats]:
