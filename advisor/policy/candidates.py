@@ -31,6 +31,12 @@ class Choice(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...]
     shape: JobShape
     why: str = ""
+    reach: int = 0  # the pools it could take something of, a bit each, filled in by itself
+
+    def __post_init__(self) -> None:
+        if not self.reach:
+            pools = {pool for candidate in self.candidates for pool in candidate.pools}
+            msgspec.structs.force_setattr(self, "reach", sum(1 << pool for pool in pools))
 
 
 def find_candidates(

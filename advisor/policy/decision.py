@@ -44,6 +44,20 @@ class Verdict(msgspec.Struct, frozen=True):
     set: dict[str, str]
     message: str | None
     complete: Callable[[], Decision]
+    fell_back: str = ""  # in a word or two, why the policy left it to another
+
+
+class Site(msgspec.Struct, frozen=True):
+    """What a submission is considered with, other than the cluster and the clock."""
+
+    policy: Policy
+    settings: Settings
+    rng: random.Random
+    new_token: Callable[[], str]
+    processors: Mapping[str, Processor] | None = None
+    plans: Plans | None = None
+    explorer: Explorer = explore
+    workflows: Workflows | None = None
 
 
 def decide(
@@ -80,70 +94,84 @@ def consider(
     workflows: Workflows | None = None,
 ) -> Verdict:
     """As `decide`, but what slurmctld need not wait for is left to the verdict's `complete`."""
-    token = new_token()
-    mode = resolve_mode(settings.modes, request, named_partitions(request) if settings.modes.partitions else ())
-    case = _Case(request, snapshot, policy, token, now, mode)
-    if settings.explore.max_regret > 0:
-        case.explorer = explorer
-    if request.op == "submit":
-        case.workflows = workflows
-    if mode == "off":
-        return case.left_alone("the mode is off here")
-    case.reading = reading = plans.read(request) if plans is not None else read(request)
-    age = now - snapshot.taken_at if snapshot is not None else 0.0
-    known = snapshot if age <= settings.slurm.stale_after_s else None
-    figures = table.load(settings.processors) if processors is None else processors
-    if plans is not None and known is not None:
-        planned = plans.plan(request, reading, known, settings, figures)
-    else:
-        planned = plan(request, reading, known, settings, figures)
-    if planned.left_alone:
-        return case.left_alone(planned.left_alone)
-    if snapshot is None:
-        return case.left_alone("the cluster's state is not known yet")
-    choice = planned.choice
-    if choice is None:
-        limit = settings.slurm.stale_after_s
-        return case.left_alone(f"the cluster's state is {age:.0f} s old, more than {limit:.0f} s")
-    if len(choice.candidates) == 1:
-        return case.left_alone(choice.why, choice.candidates)
+    site = Site(policy, settings, rng, new_token, processors, plans, explorer, workflows)
+    case = Case(request, snapshot, site, now)
+    choice = case.choice
+    if choice is None or snapshot is None:
+        return case.verdict(None, None, None)
     view = ledger.over(snapshot) if ledger is not None else snapshot
-    scored = score(policy, choice.shape, choice.candidates, view, now)
-    if workflows is not None and (request.dependency or choice.shape.annotation.workflow is not None):
-        case.belonging = belonging = workflows.belonging(
-            choice.shape.user, request.dependency, choice.shape.annotation.workflow, choice.shape.app, snapshot, now
-        )
-        placing = placed(scored, choice, view, belonging, now, figures)
-        scored, case.spare_s = placing.scored, placing.spare_s
-    booking = ledger if request.op == "submit" else None
-    return case.decided(choice, scored, view, booking, settings, rng)
+    return case.verdict(score(policy, choice.shape, choice.candidates, view, now), view, ledger)
 
 
-class _Case:
-    """One submission on its way to a decision."""
+class Case:
+    """One submission on its way to a decision. Made of what it says and of the cluster, not of those before it."""
 
     __slots__ = (
-        "belonging", "explorer", "mode", "now", "policy", "reading", "request", "snapshot", "spare_s", "token",
-        "workflows",
+        "_alone", "_candidates", "belonging", "choice", "explorer", "mode", "now", "reading", "request", "site",
+        "snapshot", "spare_s", "token", "workflows",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        request: SubmitRequest,
-        snapshot: Snapshot | None,
-        policy: Policy,
-        token: str,
-        now: float,
-        mode: Mode,
-    ) -> None:
-        self.request, self.snapshot, self.policy = request, snapshot, policy
-        self.token, self.now, self.mode = token, now, mode
+    def __init__(self, request: SubmitRequest, snapshot: Snapshot | None, site: Site, now: float) -> None:
+        settings, plans = site.settings, site.plans
+        self.request, self.snapshot, self.site, self.now = request, snapshot, site, now
+        self.token = ""
+        self.mode = resolve_mode(
+            settings.modes, request, named_partitions(request) if settings.modes.partitions else ()
+        )
         self.reading = NOTHING_READ
-        self.explorer: Explorer | None = None  # None: nothing may be risked in order to learn
-        self.workflows: Workflows | None = None  # None: nothing is to be remembered
+        # None: nothing may be risked in order to learn, nothing is to be remembered.
+        self.explorer = site.explorer if settings.explore.max_regret > 0 else None
+        self.workflows = site.workflows if request.op == "submit" else None
         self.belonging, self.spare_s = ALONE, 0.0
+        self.choice: Choice | None = None  # between which places there is one; None: it is left alone
+        self._candidates: tuple[Candidate, ...] = ()
+        self._alone = ""
+        if self.mode == "off":
+            self._alone = "the mode is off here"
+            return
+        self.reading = reading = plans.read(request) if plans is not None else read(request)
+        age = now - snapshot.taken_at if snapshot is not None else 0.0
+        known = snapshot if age <= settings.slurm.stale_after_s else None
+        figures = self._figures()
+        if plans is not None and known is not None:
+            planned = plans.plan(request, reading, known, settings, figures)
+        else:
+            planned = plan(request, reading, known, settings, figures)
+        choice = planned.choice
+        if planned.left_alone:
+            self._alone = planned.left_alone
+        elif snapshot is None:
+            self._alone = "the cluster's state is not known yet"
+        elif choice is None:
+            limit = settings.slurm.stale_after_s
+            self._alone = f"the cluster's state is {age:.0f} s old, more than {limit:.0f} s"
+        elif len(choice.candidates) == 1:
+            self._alone, self._candidates = choice.why, choice.candidates
+        else:
+            self.choice = choice
 
-    def left_alone(self, why: str, candidates: tuple[Candidate, ...] = ()) -> Verdict:
+    def verdict(self, scored: Scored | None, view: Snapshot | None, ledger: Ledger | None) -> Verdict:
+        """What is decided, by what the policy makes of its choice, where it has one, on the view of its turn."""
+        site, request, choice = self.site, self.request, self.choice
+        self.token = site.new_token()
+        if choice is None or scored is None or view is None or self.snapshot is None:
+            return self._left_alone()
+        if site.workflows is not None and (request.dependency or choice.shape.annotation.workflow is not None):
+            shape = choice.shape
+            self.belonging = belonging = site.workflows.belonging(
+                shape.user, request.dependency, shape.annotation.workflow, shape.app, self.snapshot, self.now
+            )
+            placing = placed(scored, choice, view, belonging, self.now, self._figures())
+            scored, self.spare_s = placing.scored, placing.spare_s
+        return self._decided(choice, scored, view, ledger if request.op == "submit" else None)
+
+    def _figures(self) -> Mapping[str, Processor]:
+        given = self.site.processors
+        return table.load(self.site.settings.processors) if given is None else given
+
+    def _left_alone(self) -> Verdict:
+        candidates = self._candidates
+
         def complete() -> Decision:
             if self.workflows is not None:
                 user = self.request.user or str(self.request.uid)
@@ -152,7 +180,7 @@ class _Case:
                 **self._common(),
                 action="keep",
                 eligible=False,
-                why=f"left alone: {why}",
+                why=f"left alone: {self._alone}",
                 candidates=candidates,
                 probabilities=(1.0,) * len(candidates),
                 message=self.reading.error,
@@ -160,22 +188,21 @@ class _Case:
 
         return Verdict(self.token, self.mode, False, {}, self.reading.error, complete)
 
-    def decided(
-        self,
-        choice: Choice,
-        scored: Scored,
-        view: Snapshot,
-        ledger: Ledger | None,
-        settings: Settings,
-        rng: random.Random,
-    ) -> Verdict:
+    def _decided(self, choice: Choice, scored: Scored, view: Snapshot, ledger: Ledger | None) -> Verdict:
+        settings = self.site.settings
         shape, candidates, scores = choice.shape, choice.candidates, scored.predictions
         preferred, clause = prefer(scores, shape, settings.policy)
         explored: Probabilities = ()
         if self.explorer is not None and self.mode == "enforce":
             explored = self.explorer(preferred, scores, shape, settings.policy, settings.explore)
         outcome = draw(
-            preferred, len(candidates), self.mode, settings.experiment, rng, explored, self.token if explored else ""
+            preferred,
+            len(candidates),
+            self.mode,
+            settings.experiment,
+            self.site.rng,
+            explored,
+            self.token if explored else "",
         )
         chosen = candidates[outcome.chosen]
         applied = outcome.chosen != 0
@@ -194,12 +221,12 @@ class _Case:
             if scored.remember is not None and self.request.op == "submit":
                 scored.remember()  # a question what would be is no submission
             predictions = scored.explained()
-            fell_back = f"; the {self.policy.name} policy did not decide: {scored.fell_back}" if scored.by else ""
+            by_whom = f"; the {self.site.policy.name} policy did not decide: {scored.fell_back}" if scored.by else ""
             return Decision(
                 **self._common(scored.by),
                 action="rewrite" if applied else "keep",
                 eligible=True,
-                why=self._why(candidates, predictions, preferred, clause, outcome) + fell_back,
+                why=self._why(candidates, predictions, preferred, clause, outcome) + by_whom,
                 candidates=candidates,
                 predictions=tuple(predictions),
                 chosen=outcome.chosen,
@@ -212,7 +239,8 @@ class _Case:
                 features=_features(shape, predictions, view, preferred),
             )
 
-        return Verdict(self.token, self.mode, applied, chosen.set, message, complete)
+        fell_back = scored.kind if scored.by is not None else ""
+        return Verdict(self.token, self.mode, applied, chosen.set, message, complete, fell_back)
 
     def _common(self, by: tuple[str, str] | None = None) -> dict[str, Any]:
         annotation = self.reading.annotation
@@ -222,8 +250,8 @@ class _Case:
             "decided_at": self.now,
             "mode": self.mode,
             "app": app or self.request.name or "unnamed",
-            "policy": by[0] if by is not None else self.policy.name,
-            "policy_version": by[1] if by is not None else self.policy.version,
+            "policy": by[0] if by is not None else self.site.policy.name,
+            "policy_version": by[1] if by is not None else self.site.policy.version,
             "annotation": annotation,
             "annotation_error": self.reading.error,
             "snapshot_taken_at": self.snapshot.taken_at if self.snapshot is not None else 0.0,
