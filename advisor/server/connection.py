@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import cast
 
 import msgspec
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # slurmctld holds one connection, commands come and go; each may hold one unfinished line.
 MAX_CONNECTIONS = 64
+# So many submissions that have come at once are taken together; the first of them waits while all are read.
+MOST_TOGETHER = 16
 # Between a reply and what is left to do for it. A busy machine runs whom the reply woke on the core that we are on:
 # slurmctld would wait until we are done.
 PAUSE_S = 0.001
@@ -46,6 +48,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 # A line, `time.perf_counter()` when it was complete, and whom it came from.
 Answering = Callable[[bytes, float, "Connection"], Answer | Awaitable[Answer]]
+# Several of them, found at once; an answer for each, in their order.
+AnsweringTogether = Callable[[Sequence[tuple[bytes, float, "Connection"]]], Iterable[Answer | Awaitable[Answer]]]
 
 
 def refusal(text: str) -> bytes:
@@ -56,11 +60,13 @@ def refusal(text: str) -> bytes:
 class Connections:
     """All open connections, and what they share."""
 
-    def __init__(self, answer: Answering, counters: Counters) -> None:
+    def __init__(self, answer: Answering, counters: Counters, together: AnsweringTogether | None = None) -> None:
         self.answer = answer
         self.counters = counters
         self.allowed: frozenset[int] = frozenset()
         self.open: set[Connection] = set()
+        self._together = together
+        self._busy = False  # answering several
         self.sparingly = Sparingly(log)
         # What is read is taken out of it at once, so all connections share it.
         self.arriving = memoryview(bytearray(_READ_BYTES))
@@ -81,6 +87,32 @@ class Connections:
             f"{MAX_CONNECTIONS} connections are open; closed the one that was silent longest",
         )
         oldest.abort()
+
+    def took_others(self, first: Connection, line: bytes) -> bool:
+        """Answers this line together with those that have come on other connections; false where there are none.
+
+        Nobody is waited for: on each connection what is there is there. slurmctld has one that asks, so this is for
+        several controllers, and costs nothing with one.
+        """
+        if self._together is None or self._busy or len(self.open) < 2:
+            return False
+        found = [(line, time.perf_counter(), first)]
+        for other in self.open:
+            if other is not first and (more := other.take_line()) is not None:
+                found.append((more, time.perf_counter(), other))
+                if len(found) == MOST_TOGETHER:
+                    break
+        if len(found) < 2:
+            return False
+        self._busy = True
+        try:
+            for (_, _, connection), answer in zip(found, self._together(found), strict=True):
+                connection.respond(answer)
+            for _, _, connection in found[1:]:
+                connection.advance()
+        finally:
+            self._busy = False
+        return True
 
     async def drain(self, grace_s: float) -> None:
         """Answers what has already arrived, then closes every connection once its reply is out."""
@@ -128,7 +160,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._answer(line)
                 return
         self._buffer += arrived
-        self._advance()
+        self.advance()
 
     def eof_received(self) -> bool:
         return self._slow is not None  # a peer that only shut down its writing side still gets its reply
@@ -148,7 +180,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._held = False
-        self._advance()
+        self.advance()
         self._read_on()
 
     def abort(self) -> None:
@@ -180,7 +212,7 @@ class Connection(asyncio.BufferedProtocol):
             return False
         self.used_at = time.monotonic()
         self._buffer += arrived
-        self._advance()
+        self.advance()
         return True
 
     async def finish(self) -> None:
@@ -206,26 +238,52 @@ class Connection(asyncio.BufferedProtocol):
         )
         self._transport.close()
 
-    def _advance(self) -> None:
+    def take_line(self) -> bytes | None:
+        """The next line, where the whole of it has come and the peer takes the answer; the loop need not tell."""
+        if self._quiet or self._held or self._slow is not None or self._socket is None or self._transport is None:
+            return None
+        if self._transport.is_closing():
+            return None
+        try:
+            arrived = self._socket.recv(_READ_BYTES)
+        except OSError:  # nothing there; or its transport will find out what is wrong
+            return None
+        if not arrived:
+            return None  # the peer has closed, which its transport is told as well
+        self.used_at = time.monotonic()
+        self._buffer += arrived
+        line = self._next_line()
+        if line is not None:
+            self.lines += 1
+        return line
+
+    def advance(self) -> None:
         """Answers every complete line, as long as the peer takes the answers."""
-        while self._transport is not None and not self._held and self._slow is None:
-            end = self._buffer.find(b"\n", self._searched)
-            if end < 0:
-                self._searched = len(self._buffer)
-                if self._searched > protocol.MAX_LINE:
-                    self._too_long()
-                return
-            if end > protocol.MAX_LINE:
-                self._too_long()
-                return
-            line = bytes(memoryview(self._buffer)[:end])
-            del self._buffer[: end + 1]
-            self._searched = 0
+        while (line := self._next_line()) is not None:
             self._answer(line)
+
+    def _next_line(self) -> bytes | None:
+        if self._transport is None or self._held or self._slow is not None:
+            return None
+        end = self._buffer.find(b"\n", self._searched)
+        if (end if end >= 0 else len(self._buffer)) > protocol.MAX_LINE:
+            self._too_long()
+            return None
+        if end < 0:
+            self._searched = len(self._buffer)
+            return None
+        line = bytes(memoryview(self._buffer)[:end])
+        del self._buffer[: end + 1]
+        self._searched = 0
+        return line
 
     def _answer(self, line: bytes) -> None:
         self.lines += 1
-        answer = self._shared.answer(line, time.perf_counter(), self)
+        if not self._shared.took_others(self, line):
+            self.respond(self._shared.answer(line, time.perf_counter(), self))
+
+    def respond(self, answer: Answer | Awaitable[Answer]) -> None:
+        """Sends an answer, at once or when it is there."""
         if isinstance(answer, Answer):
             self._send(answer)
         elif self._transport is not None:
@@ -236,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
         answer = await awaited
         self._slow = None
         self._send(answer)
-        self._advance()
+        self.advance()
         self._read_on()
 
     def _send(self, answer: Answer) -> None:

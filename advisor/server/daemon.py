@@ -81,7 +81,7 @@ class Daemon:
         self._version_stamp = Versions.of(loaded.settings).stamp()
         policy, refused = policy_in_force(loaded.settings)
         self._hot = HotPath(loaded.settings, policy, self._counters, self._log.record, self._status)
-        self._connections = Connections(self._hot.answer, self._counters)
+        self._connections = Connections(self._hot.answer, self._counters, self._hot.answer_together)
         self._keeper = Keeper(loaded.settings, Succession(self._hot).offer, log_level)
         self._telemetry = TelemetryChild(loaded.settings, log_level)
         self._web = WebChild(loaded.settings, log_level)

@@ -9,11 +9,13 @@ worked out here as well.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import msgspec
 
@@ -22,10 +24,11 @@ from advisor.config import Settings
 from advisor.performance import processors
 from advisor.performance.snapshot import Snapshot
 from advisor.performance.waits import Ledger
-from advisor.policy.decision import Verdict, consider
+from advisor.policy.decision import Site, Verdict, consider
 from advisor.policy.guarded import Guarded
 from advisor.policy.interface import Decision, Policy
 from advisor.policy.plans import Plans
+from advisor.policy.together import Together
 from advisor.policy.workflow import Workflows
 from advisor.server import rights
 from advisor.server.ahead import Ahead, Hearer, Prepared
@@ -72,6 +75,7 @@ class HotPath:
         self._plans = Plans()
         self._workflows = Workflows()
         self._unfinished: Callable[[], None] | None = None  # what the last decision left for later
+        self._used_in_all = 0  # answers that were prepared
         self._note = msgspec.json.Decoder(protocol.UsedNote)
         self._head = msgspec.json.Decoder(_Head)
         self._encoder = msgspec.json.Encoder()
@@ -108,8 +112,42 @@ class HotPath:
             return self._not_a_plain_submission(line, started, hearer)
         return self._submission(request, started, hearer)
 
+    def answer_together(
+        self, lines: Sequence[tuple[bytes, float, Hearer | None]]
+    ) -> Iterator[Answer | Awaitable[Answer]]:
+        """The answers to lines that were found at once, in their order; each is made when it is asked for.
+
+        The same as `answer` gives to one after the other. Submissions among them are a batch (`Together`).
+        """
+        plain: dict[int, protocol.SubmitRequest] = {}
+        for number, (line, _, _) in enumerate(lines):
+            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                request = self._submit.decode(line)
+                if request.v == protocol.VERSION and request.op == "submit":
+                    plain[number] = request
+        together = Together(list(plain.values()), self.snapshot, self.ledger, self._site(), time.time())
+        places = {number: place for place, number in enumerate(plain)}
+        used = self._used_in_all
+
+        def decide(number: int) -> Verdict:
+            nonlocal used
+            if used != self._used_in_all:  # what was noted meanwhile has taken something
+                together.forget()
+                used = self._used_in_all
+            return together.verdict(places[number])
+
+        for number, (line, started, hearer) in enumerate(lines):
+            if number in plain:
+                yield self._submission(plain[number], started, hearer, functools.partial(decide, number))
+            else:
+                yield self.answer(line, started, hearer)
+
     def _submission(
-        self, request: protocol.SubmitRequest, started: float, hearer: Hearer | None
+        self,
+        request: protocol.SubmitRequest,
+        started: float,
+        hearer: Hearer | None,
+        decide: Callable[[], Verdict] | None = None,
     ) -> Answer | Awaitable[Answer]:
         if request.v != protocol.VERSION:
             return self._other_version(request.v)
@@ -119,7 +157,7 @@ class HotPath:
         self._counters.submissions += 1
         try:
             self.settle()
-            verdict = self._consider(request)
+            verdict = self._consider(request) if decide is None else decide()
             reply = self._line(_reply(verdict))
         except Exception as error:  # whatever it is, it must not harm the job
             return self._kept_after_error(error)
@@ -142,6 +180,7 @@ class HotPath:
             return self._garbage(str(error))
         self._finish()
         self._counters.submissions += 1
+        self._used_in_all += 1
         used = self._ahead.used(number)
         if used is None:
             self._counters.unknown_notes += 1
@@ -209,6 +248,17 @@ class HotPath:
             self.settings,
             self._rng,
             time.time(),
+            self._new_token,
+            self._processors,
+            self._plans,
+            workflows=self._workflows,
+        )
+
+    def _site(self) -> Site:
+        return Site(
+            self.policy,
+            self.settings,
+            self._rng,
             self._new_token,
             self._processors,
             self._plans,

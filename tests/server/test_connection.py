@@ -17,6 +17,7 @@ from advisor.server import connection as module
 from advisor.server.connection import Answer, Connections
 from advisor.server.counters import Counters
 from advisor.server.peers import allowed
+from tests.server.daemons import wait_until
 
 
 class Echo:
@@ -25,7 +26,8 @@ class Echo:
     def __init__(self, path):
         self.path = str(path)
         self.counters = Counters()
-        self.connections = Connections(self.answer, self.counters)
+        self.batches = []
+        self.connections = Connections(self.answer, self.counters, self.together)
         self.connections.allowed = allowed([]).uids
         self.done = []
         self._loop = asyncio.new_event_loop()
@@ -38,6 +40,20 @@ class Echo:
         if line.startswith(b"big"):
             return Answer(line + b"x" * 100_000 + b"\n")
         return Answer(line + b"\n", after=lambda: self.done.append(line), close=line == b"bye")
+
+    def together(self, lines):
+        self.batches.append(len(lines))
+        for line, started, hearer in lines:
+            yield self.answer(line, started, hearer)
+
+    @contextlib.contextmanager
+    def busy(self):
+        """Nothing is read until the block ends."""
+        free, held = threading.Event(), threading.Event()
+        self._loop.call_soon_threadsafe(lambda: (held.set(), free.wait(5)))
+        held.wait()
+        yield
+        free.set()
 
     async def _slowly(self, line):
         await asyncio.sleep(0.02)
@@ -214,3 +230,61 @@ def test_a_peer_of_a_uid_that_is_not_allowed_gets_one_line_and_is_closed(echo):
         reply = msgspec.json.decode(read_to_end(client), type=protocol.Reply)
     assert "server.allowed_users" in reply.error
     assert echo.counters.refused_peers == 1
+
+
+def lines_of(client, count):
+    with client.makefile("rb") as replies:
+        return [replies.readline() for _ in range(count)]
+
+
+def test_lines_that_are_there_at_once_are_answered_together_each_to_whom_it_came_from(tmp_path):
+    with Echo(tmp_path / "sock") as echo, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(echo.connect()) for _ in range(5)]
+        for client in clients:
+            client.sendall(b"hello\n")
+            assert lines_of(client, 1) == [b"hello\n"]
+        with echo.busy():
+            for number, client in enumerate(clients):
+                client.sendall(b"%d\n" % number)
+        for number, client in enumerate(clients):
+            assert lines_of(client, 1) == [b"%d\n" % number]
+        assert echo.batches == [5]
+        wait_until(lambda: len(echo.done) == 10)  # what is to be done after a reply is done for each
+
+
+def test_of_peers_that_come_together_each_is_served_as_if_it_were_alone(tmp_path):
+    with Echo(tmp_path / "sock") as echo, contextlib.ExitStack() as stack:
+        plain, half, several, slow, gone, bye, long = (stack.enter_context(echo.connect()) for _ in range(7))
+        for client in (plain, half, several, slow, gone, bye, long):
+            client.sendall(b"hello\n")
+            assert lines_of(client, 1) == [b"hello\n"]
+        with echo.busy():
+            plain.sendall(b"a\n")
+            half.sendall(b"first ")
+            several.sendall(b"b\nslow c\nd\n")
+            slow.sendall(b"slow e\nf\n")
+            gone.sendall(b"g\n")
+            gone.close()
+            bye.sendall(b"bye\n")
+            long.sendall(b"x" * 1000)
+        half.sendall(b"half\n")
+        assert lines_of(plain, 1) == [b"a\n"]
+        assert lines_of(half, 1) == [b"first half\n"]
+        assert lines_of(several, 3) == [b"b\n", b"slow c\n", b"d\n"]
+        assert lines_of(slow, 2) == [b"slow e\n", b"f\n"]
+        assert lines_of(bye, 2) == [b"bye\n", b""]
+        long.sendall(b"y\n")
+        assert lines_of(long, 1) == [b"x" * 1000 + b"y\n"]
+        assert echo.batches and max(echo.batches) >= 3
+
+
+def test_no_more_than_so_many_are_taken_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_TOGETHER", 3)
+    with Echo(tmp_path / "sock") as echo, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(echo.connect()) for _ in range(7)]
+        with echo.busy():
+            for client in clients:
+                client.sendall(b"x\n")
+        for client in clients:
+            assert lines_of(client, 1) == [b"x\n"]
+        assert max(echo.batches) == 3
