@@ -26,7 +26,7 @@ from advisor.policy.plans import NOTHING_READ, Plans, plan, read
 from advisor.policy.words import duration
 from advisor.policy.workflow import ALONE, Workflows
 from advisor.policy.workflow_placing import placed
-from advisor.protocol import SubmitRequest
+from advisor.protocol import VERSION, Reply, SubmitRequest
 
 # Candidates beyond the best few are logged with their predictions, but not with features of their own.
 MAX_FEATURED = 8
@@ -45,6 +45,16 @@ class Verdict(msgspec.Struct, frozen=True):
     message: str | None
     complete: Callable[[], Decision]
     fell_back: str = ""  # in a word or two, why the policy left it to another
+
+    def reply(self) -> Reply:
+        """What is told to the hook."""
+        return Reply(
+            v=VERSION,
+            token=None if self.mode == "off" else self.token,
+            action="rewrite" if self.applied else "keep",
+            set=self.set if self.applied else {},
+            message=self.message,
+        )
 
 
 class Site(msgspec.Struct, frozen=True):

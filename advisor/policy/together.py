@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from advisor.performance.snapshot import Snapshot
 from advisor.performance.waits import Ledger
+from advisor.policy.candidates import Choice
 from advisor.policy.decision import Case, Site, Verdict
 from advisor.policy.interface import Scored, correct, expect
 from advisor.protocol import SubmitRequest
@@ -30,21 +31,36 @@ class Together:
     ) -> None:
         self._snapshot, self._ledger, self._site, self._now = snapshot, ledger, site, now
         self._cases: list[Case | Exception] = []
-        for request in requests:
-            try:
-                self._cases.append(Case(request, snapshot, site, now))
-            except Exception as error:  # that one's own, told when it is its turn
-                self._cases.append(error)
+        self._expected: dict[int, Scored] = {}  # not corrected yet
         self._scored: dict[int, Scored] = {}
+        for request in requests:
+            self.add(request)
+
+    def add(self, request: SubmitRequest) -> None:
+        """One more."""
+        try:
+            self._cases.append(Case(request, self._snapshot, self._site, self._now))
+        except Exception as error:  # that one's own, told when it is its turn
+            self._cases.append(error)
+
+    def expect(self) -> None:
+        """Works out what `all_at_once` needs of the one that was added last; so it need not be done all at once."""
+        number, view = len(self._cases) - 1, self._view()
+        case = self._cases[number]
+        if isinstance(case, Case) and case.choice is not None and view is not None:
+            try:
+                self._expected[number] = self._expect(case.choice, view)
+            except Exception as error:
+                self._cases[number] = error
 
     def verdict(self, number: int) -> Verdict:
         """What is decided; it must be completed before the next one is asked for."""
         case = self._cases[number]
         if isinstance(case, Exception):
             raise case
-        if case.choice is None or self._snapshot is None:
+        view = self._view()
+        if case.choice is None or view is None:
             return case.verdict(None, None, None)
-        view = self._ledger.over(self._snapshot) if self._ledger is not None else self._snapshot
         if number not in self._scored:
             self._score(self._not_behind(number), view)
         return case.verdict(self._scored.pop(number), view, self._ledger)
@@ -55,9 +71,7 @@ class Together:
 
     def all_at_once(self) -> list[Verdict | Exception]:
         """What would be decided for each if it came next, none of them taking anything."""
-        view = self._snapshot
-        if view is not None and self._ledger is not None:
-            view = self._ledger.over(view)
+        view = self._view()
         left = [number for number, case in enumerate(self._cases) if isinstance(case, Case) and case.choice is not None]
         while left and view is not None:
             try:
@@ -75,6 +89,14 @@ class Together:
             except Exception as error:
                 found.append(error)
         return found
+
+    def _view(self) -> Snapshot | None:
+        if self._snapshot is None or self._ledger is None:
+            return self._snapshot
+        return self._ledger.over(self._snapshot)
+
+    def _expect(self, choice: Choice, view: Snapshot) -> Scored:
+        return expect(self._site.policy, choice.shape, choice.candidates, view, self._now)
 
     def _not_behind(self, first: int) -> list[int]:
         """The first, and those after it that can take nothing from it nor from anyone between, and lose nothing."""
@@ -97,9 +119,9 @@ class Together:
             case = self._cases[number]
             if isinstance(case, Exception) or case.choice is None:
                 break
-            shape, candidates = case.choice.shape, case.choice.candidates
             try:
-                asked.append((shape, expect(policy, shape, candidates, view, self._now)))
+                expected = self._expected.pop(number, None) or self._expect(case.choice, view)
+                asked.append((case.choice.shape, expected))
             except Exception:
                 if not asked:
                     raise

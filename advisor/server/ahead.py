@@ -26,8 +26,7 @@ from typing import Protocol
 import msgspec
 
 from advisor import protocol
-from advisor.performance.waits import Ledger
-from advisor.policy.decision import Verdict
+from advisor.server.preparing import Prepared, Preparing
 
 # As many as the hook keeps; a request that did not come again for so long is prepared for no more.
 MAX_KINDS, KEEP_S = 8, 60.0
@@ -59,17 +58,6 @@ class Hearer(Protocol):
         ...
 
 
-class Prepared(msgspec.Struct, frozen=True):
-    """An answer to a submission that may come."""
-
-    request: protocol.SubmitRequest
-    verdict: Verdict
-    reply: protocol.Reply
-    ledger: Ledger  # on which it would be booked
-    took_us: float
-    fell_back: dict[str, int] = {}  # where the learned policy left it to the arithmetic
-
-
 class _Audience:
     """What one hook asks for, and what was prepared for it."""
 
@@ -95,11 +83,14 @@ class _Audience:
 class Ahead:
     """What is prepared, for all hooks that are connected. Belongs to the event loop."""
 
-    def __init__(self, work_out: Callable[[protocol.SubmitRequest], Prepared | None]) -> None:
-        self._work_out = work_out  # None: not now
+    def __init__(self, begin: Callable[[], Preparing], busy: Callable[[], bool]) -> None:
+        self._begin, self._busy = begin, busy  # busy: what was decided last is not on the ledger yet
         self._audiences: dict[Hearer, _Audience] = {}
         self._notes: list[Hearer] = []
         self._due: deque[tuple[Hearer, int]] = deque()
+        self._under_way: Preparing | None = None
+        self._for: list[tuple[Hearer, _Audience]] = []  # what is under way
+        self._first = True  # of this round; it is handed over by itself, and soon
         self._spent_us = 0.0
         self._number = random.getrandbits(48)  # what another daemon has prepared is never taken for one of ours
         self._turn: asyncio.Handle | None = None
@@ -147,9 +138,12 @@ class Ahead:
         self.prepare()
 
     def prepare(self) -> None:
-        """Works out answers from now on, one in a turn of the loop, as long as nothing else is to be done."""
-        self._due.clear()
-        self._spent_us = 0.0
+        """Works out answers from now on, a piece in a turn of the loop, as long as nothing else is to be done.
+
+        The latest kind, which is the likeliest, is handed over as soon as it is there; the others together.
+        """
+        self._stop()
+        self._first, self._spent_us = True, 0.0
         now = time.monotonic()
         for hearer, audience in self._audiences.items():
             if audience.gone or now - audience.heard_at > GOOD_S:
@@ -166,24 +160,46 @@ class Ahead:
         self._turn = None
         if not self._due:
             return
+        if self._busy():
+            self._stop()
+            return
         hearer, kind = self._due.popleft()
         audience = self._audiences.get(hearer)
         if audience is not None and not audience.gone and kind in audience.kinds:
-            prepared = self._work_out(audience.kinds[kind][0])
-            if prepared is None:
-                self._due.clear()
-                return
-            self._hand_over(hearer, audience, prepared)
-            self._spent_us += prepared.took_us
+            if self._under_way is None:
+                self._under_way = self._begin()
+            before_us = self._under_way.took_us
+            self._under_way.take(audience.kinds[kind][0])
+            self._for.append((hearer, audience))
+            self._spent_us += self._under_way.took_us - before_us
+        if self._first or not self._due or self._spent_us >= ROUND_US:
+            self._first = False
+            self._hand_over_all()
         if self._due and self._spent_us < ROUND_US:
             self._turn = asyncio.get_running_loop().call_soon(self._next)
+
+    def _stop(self) -> None:
+        self._due.clear()
+        self._under_way = None
+        self._for.clear()
+
+    def _hand_over_all(self) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        before_us = under_way.took_us
+        for (hearer, audience), prepared in zip(self._for, under_way.answers(), strict=True):
+            if prepared is not None:
+                self._hand_over(hearer, audience, prepared)
+        self._spent_us += under_way.took_us - before_us
+        self._for.clear()
 
     def _hand_over(self, hearer: Hearer, audience: _Audience, prepared: Prepared) -> None:
         self._number += 1
         while len(audience.waiting) >= _MAX_WAITING:
             del audience.waiting[next(iter(audience.waiting))]
         audience.waiting[self._number] = prepared
-        reply = prepared.reply
+        reply = prepared.verdict.reply()
         line = protocol.PreparedReply(
             v=protocol.VERSION,
             prepared=prepared.request.kind,

@@ -31,10 +31,11 @@ from advisor.policy.plans import Plans
 from advisor.policy.together import Together
 from advisor.policy.workflow import Workflows
 from advisor.server import rights
-from advisor.server.ahead import Ahead, Hearer, Prepared
+from advisor.server.ahead import Ahead, Hearer
 from advisor.server.connection import Answer, refusal
 from advisor.server.counters import Counters
 from advisor.server.journal import Sparingly
+from advisor.server.preparing import Prepared, Preparing
 from advisor.server.requests import Requests
 from advisor.server.status import Status
 
@@ -63,7 +64,7 @@ class HotPath:
         self, settings: Settings, policy: Policy, counters: Counters, record: Record, status: Callable[[], Status]
     ) -> None:
         self.snapshot: Snapshot | None = None
-        self._ahead = Ahead(self._work_out)
+        self._ahead = Ahead(self._begin_preparing, lambda: self._unfinished is not None)
         self.configure(settings, policy)
         self.ledger: Ledger = Ledger()
         self._counters = counters
@@ -158,7 +159,7 @@ class HotPath:
         try:
             self.settle()
             verdict = self._consider(request) if decide is None else decide()
-            reply = self._line(_reply(verdict))
+            reply = self._line(verdict.reply())
         except Exception as error:  # whatever it is, it must not harm the job
             return self._kept_after_error(error)
         latency_us = (time.perf_counter() - started) * 1e6
@@ -208,30 +209,17 @@ class HotPath:
         if finish is not None:
             finish()
 
-    def _work_out(self, request: protocol.SubmitRequest) -> Prepared | None:
-        """What would be answered if this were submitted next."""
-        if self._unfinished is not None:
-            return None  # it must find that one on the ledger
-        started = time.perf_counter()
-        fallbacks = self.policy.fallbacks if isinstance(self.policy, Guarded) else {}
-        before = dict(fallbacks)
-        try:
-            verdict = self._consider(request)
-        except Exception:
-            self._counters.errors += 1
-            self._sparingly.say(logging.ERROR, "prepare", "an answer could not be prepared", traceback=True)
-            return None
-        # Counted when it is used.
-        fell_back = {why: count - before.get(why, 0) for why, count in fallbacks.items() if count != before.get(why)}
-        fallbacks.clear()
-        fallbacks.update(before)
-        took_us = (time.perf_counter() - started) * 1e6
-        return Prepared(request, verdict, _reply(verdict), self.ledger, took_us, fell_back)
+    def _begin_preparing(self) -> Preparing:
+        return Preparing(self._site(), self.snapshot, self.ledger, self._not_prepared)
+
+    def _not_prepared(self, error: Exception) -> None:
+        self._counters.errors += 1
+        self._sparingly.say(logging.ERROR, "prepare", "an answer could not be prepared", traceback=error)
 
     def _afterwards_of_prepared(self, used: Prepared) -> None:
-        if isinstance(self.policy, Guarded):
-            for why, count in used.fell_back.items():
-                self.policy.fallbacks[why] = self.policy.fallbacks.get(why, 0) + count
+        why = used.verdict.fell_back
+        if why and isinstance(self.policy, Guarded):
+            self.policy.fallbacks[why] = self.policy.fallbacks.get(why, 0) + 1
         first = len(used.ledger)
         self._afterwards(used.request, used.verdict, used.took_us)
         if used.ledger is not self.ledger and self.snapshot is not None:
@@ -324,7 +312,7 @@ class HotPath:
             self._counters.errors += 1
             self._sparingly.say(logging.ERROR, "advise", "a dry run failed", traceback=True)
             return Answer(refusal("the daemon failed on this job; its log has the traceback"))
-        reply = msgspec.structs.replace(_reply(verdict), token=None, decision=shown)
+        reply = msgspec.structs.replace(verdict.reply(), token=None, decision=shown)
         return Answer(self._line(reply))
 
     def _not_a_plain_submission(self, line: bytes, started: float, hearer: Hearer | None) -> Answer | Awaitable[Answer]:
@@ -382,13 +370,3 @@ def _reason(decision: Decision) -> str:
     if decision.preferred:
         return f"kept: mode {decision.mode}"
     return "kept: nothing clearly better"
-
-
-def _reply(verdict: Verdict) -> protocol.Reply:
-    return protocol.Reply(
-        v=protocol.VERSION,
-        token=None if verdict.mode == "off" else verdict.token,
-        action="rewrite" if verdict.applied else "keep",
-        set=verdict.set if verdict.applied else {},
-        message=verdict.message,
-    )

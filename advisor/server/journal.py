@@ -59,7 +59,7 @@ class Sparingly:
         self._said: dict[str, float] = {}
         self._held: dict[str, int] = {}
 
-    def say(self, level: int, kind: str, text: str, *, traceback: bool = False) -> None:
+    def say(self, level: int, kind: str, text: str, *, traceback: bool | Exception = False) -> None:
         """Logs `text` unless its kind was said within the interval; kinds are few and named by the code."""
         now = self._clock()
         if kind in self._said and now - self._said[kind] < self._every_s:

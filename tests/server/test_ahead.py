@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from advisor import protocol
-from advisor.config import Experiment, Modes, Settings
+from advisor.config import Experiment, Modes, PolicySettings, Settings
 from advisor.performance.queue import build_snapshot
 from advisor.policy.guarded import Guarded
 from advisor.policy.registry import make_policy
@@ -144,7 +144,9 @@ def test_a_burst_is_spread_over_partitions_as_if_every_job_were_asked_for():
     assert len(set(places)) > 1  # the burst does not all go to one place
 
 
-def test_jobs_that_take_turns_each_find_an_answer_that_knows_all_before_it():
+@pytest.mark.parametrize("policy", ["earliest-finish", "learned"])
+def test_jobs_that_take_turns_each_find_an_answer_that_knows_all_before_it(policy):
+    sections = {"policy": PolicySettings(name=policy, budget_ms=1e6)}
     kinds = [{"kind": 1 + n, "name": f"job{n}", "min_cpus": 1 + n} for n in range(5)]
     order = random.Random(7).choices(range(5), k=40)
 
@@ -165,7 +167,24 @@ def test_jobs_that_take_turns_each_find_an_answer_that_knows_all_before_it():
         assert found == 35  # all but the first of each
         return places
 
-    assert play(prepared) == play(asked)
+    assert play(prepared, **sections) == play(asked, **sections)
+
+
+def test_the_latest_kind_is_answered_first_and_the_network_is_asked_about_the_others_in_one_go(monkeypatch):
+    sizes = []
+
+    async def story(site, hook):
+        network = site.hot.policy._network
+        correct = network.correct
+        monkeypatch.setattr(network, "correct", lambda asked, *of: sizes.append(len(asked)) or correct(asked, *of))
+        for n in range(6):
+            hook.ask(kind=1 + n, name=f"job{n}", min_cpus=1 + n)
+        sizes.clear()
+        await turns()
+        return [told["prepared"] for told in hook.heard]
+
+    assert play(story, policy=PolicySettings(name="learned", budget_ms=1e6)) == [6, 5, 4, 3, 2, 1]
+    assert sizes == [1, 5]
 
 
 def test_only_what_is_used_is_logged_counted_and_booked_each_with_its_own_token():
