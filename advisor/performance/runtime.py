@@ -144,6 +144,9 @@ def _from_model(
     # Beyond the sizes that were seen the slope is a guess: it carries a factor of eight, no more.
     larger = max(-2.0, min(math.log(max(units, 1)) - past.log_units, 2.0))
     mean_log, sd_log = past.mean_log + past.size_slope * larger, past.sd_log
+    for size, there, spread in past.sizes:
+        if size == units:
+            mean_log, sd_log = there, spread
     by_work = ""
     if past.log_work is not None:
         if annotation is not None and annotation.work > 0:

@@ -87,6 +87,8 @@ class RunTimes(msgspec.Struct, frozen=True):
     # The work that `mean_log` is about, where runs have told theirs (a logarithm), and how that of others scatters.
     log_work: float | None = None
     work_sd: float = 0.0
+    # Other sizes that the app has had, in GPUs, each with its own mean and spread of log seconds.
+    sizes: tuple[tuple[int, float, float], ...] = ()
 
 
 class Underway(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -31,6 +31,7 @@ class AppRuns:
         self._figures: dict[tuple[str, str, int], list[float]] = {}  # see `figures`
         self._fitted: Callable[[], dict[tuple[str, str, int], list[float]]] | None = None  # those of the fit
         self.runs_on: dict[str, int] = {}
+        self.runs_at: dict[tuple[str, int], int] = {}  # processor, units
         self.squares = 0.0
         self.counted = 0.0
         self._surprises = 0  # runs in a row far above (or, below 0, far below) what was expected
@@ -54,7 +55,7 @@ class AppRuns:
         sums[0] += runs
         sums[1] += weight
         sums[2] += total
-        self.runs_on[kind[0]] = self.runs_on.get(kind[0], 0) + int(runs)
+        self._count(kind, int(runs))
         weighted = weight * row
         self._products += np.outer(weighted, row)
         self._shift += total * row
@@ -73,13 +74,16 @@ class AppRuns:
         np.add.at(self._user_total, user, figures[:, 2])
         runs = np.bincount(kind, figures[:, 0])
         for at in np.flatnonzero(runs).tolist():
-            processor = known[0][at]
-            self.runs_on[processor] = self.runs_on.get(processor, 0) + int(runs[at])
+            self._count((known[0][at], known[1][at]), int(runs[at]))
         # Which group has what is seldom asked for, and takes longer than all the rest.
         self._fitted = lambda: {
             (users[u], known[0][k], known[1][k]): numbers
             for u, k, numbers in zip(user.tolist(), kind.tolist(), figures.tolist(), strict=True)
         }
+
+    def _count(self, kind: tuple[str, int], runs: int) -> None:
+        self.runs_on[kind[0]] = self.runs_on.get(kind[0], 0) + runs
+        self.runs_at[kind] = self.runs_at.get(kind, 0) + runs
 
     @property
     def figures(self) -> dict[tuple[str, str, int], list[float]]:

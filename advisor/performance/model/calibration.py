@@ -7,6 +7,7 @@ has there are left out), and for an app's very first runs (`new`). While there a
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -30,7 +31,7 @@ from advisor.performance.model.hierarchy import (
     sweep_down,
     upward,
 )
-from advisor.performance.model.prior import LIMIT, SIZE
+from advisor.performance.model.prior import LIMIT, SCALING, SIZE
 
 NORMAL95 = 1.6448536269514722
 # A correctly calibrated model counts for so many left-out groups.
@@ -49,6 +50,7 @@ class Calibration(msgspec.Struct, frozen=True):
     new: float = 1.0
 
 
+@lru_cache(maxsize=64)
 def heavier(freedom: float) -> float:
     """By how much the 90 % interval of Student's t is wider than the normal one, squared."""
     return float((stdtrit(max(freedom, 1.0), 0.95) / NORMAL95) ** 2)
@@ -88,10 +90,10 @@ class Cells(NamedTuple):
     variance: Floats
 
 
-def cells_left_out(groups: Groups, evidence: Evidence, tree: Tree, spreads: Spreads) -> Cells:
-    """What the rest of the log says about each cell."""
+def cells_left_out(groups: Groups, evidence: Evidence, tree: Tree, spreads: Spreads, kind: Ints) -> Cells:
+    """What the rest of the log says about each cell; `kind` of each coefficient."""
     # Rows with the same numbers but for the size are of one processor.
-    processor = _processors(groups.rows)[groups.row]
+    processor = _processors(groups.rows[:, (kind != SIZE) & (kind != SCALING)])[groups.row]
     cell = np.full(len(groups.row), -1)
     mean, variance = np.zeros(len(groups.row)), np.ones(len(groups.row))
     found = 0
@@ -116,8 +118,7 @@ def cells_left_out(groups: Groups, evidence: Evidence, tree: Tree, spreads: Spre
     return Cells(cell, mean, variance)
 
 
-def _processors(rows: Floats) -> Ints:
-    without_size = np.delete(rows, SIZE, axis=1)
+def _processors(without_size: Floats) -> Ints:
     return np.asarray(np.unique(without_size, axis=0, return_inverse=True)[1]).ravel()
 
 

@@ -1,6 +1,7 @@
 """Turns processor and size into the numbers that the run-time model is linear in.
 
-Known processors also have a coefficient of their own, so that a site learns how its k80s differ from the data sheet.
+Known processors also have a coefficient of their own, so that a site learns how its k80s differ from the data sheet;
+and so have sizes beside the usual one there, since how a program scales depends on what connects its processors.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from advisor.config import Processor
-from advisor.performance.model.prior import BALANCE, CPU, FIXED, KINDS, LEVEL, SIZE, SPEED, Prior, spreads
+from advisor.performance.model.prior import BALANCE, CPU, FIXED, LEVEL, PROCESSOR, SCALING, SIZE, SPEED, Prior, spreads
 from advisor.performance.processors import lookup
 
 Floats = npt.NDArray[np.float64]
@@ -23,6 +24,8 @@ Flags = npt.NDArray[np.bool_]
 _TFLOPS, _MEMORY_GBS = 15.7, 900.0
 # So many processors have a coefficient of their own; a site with more has old ones that hardly run anything.
 MOST_PROCESSORS = 12
+# And so many sizes of them: what a fit takes grows with the square of all.
+MOST_SIZES = 8
 
 
 def features(name: str, processors: Mapping[str, Processor]) -> tuple[float, float, bool]:
@@ -39,13 +42,19 @@ def features(name: str, processors: Mapping[str, Processor]) -> tuple[float, flo
 class Design:
     """The coefficients of one model, and the row of numbers that each (processor, units) multiplies them with."""
 
-    def __init__(self, own: Sequence[str], processors: Mapping[str, Processor]) -> None:
-        """`own`: the processors with a coefficient of their own; never "cpu", which has one anyway."""
-        self.own = tuple(own)
+    def __init__(
+        self, own: Sequence[str], processors: Mapping[str, Processor], sizes: Sequence[tuple[str, int]] = ()
+    ) -> None:
+        """`own`: the processors with a coefficient of their own; never "cpu", which has one anyway. `sizes`: so many
+        units of one of them, with another.
+        """
+        self.own, self.sizes = tuple(own), tuple(sizes)
         self.processors = processors
-        self.width = FIXED + len(self.own)
-        self.kind: Ints = np.array([*range(FIXED), *([len(KINDS) - 1] * len(self.own))], dtype=np.int64)
+        self.width = FIXED + len(self.own) + len(self.sizes)
+        kinds = [*range(FIXED), *([PROCESSOR] * len(self.own)), *([SCALING] * len(self.sizes))]
+        self.kind: Ints = np.array(kinds, dtype=np.int64)
         self._at = {name: FIXED + i for i, name in enumerate(self.own)}
+        self._size_at = {size: FIXED + len(self.own) + i for i, size in enumerate(self.sizes)}
         self._rows: dict[tuple[str, int], Floats] = {}
 
     def row(self, processor: str, units: int) -> Floats:
@@ -59,6 +68,8 @@ class Design:
             found[SPEED], found[BALANCE], found[SIZE] = speed, balance, math.log(max(units, 1))
             if processor in self._at:
                 found[self._at[processor]] = 1.0
+            if (processor, units) in self._size_at:
+                found[self._size_at[processor, units]] = 1.0
             self._rows[processor, units] = found
         return found
 

@@ -15,13 +15,14 @@ import numpy as np
 import yaml
 
 from advisor.config import Processor
-from advisor.performance.model.fit import Learned, Weights
+from advisor.performance.model.fit import Learned, Weights, completed
 from advisor.performance.model.grouping import Group, assembled
 from advisor.performance.model.model import RunTimeModel
 from advisor.performance.model.prior import Prior
 from advisor.performance.model.traits import Middles
 
-FORMAT = 1
+FORMAT = 2
+READS = (1, 2)  # 1 knew no sizes of processors
 MODEL_FILE = "run_times.msgpack"
 CARD_FILE = "card.yaml"
 _LARGEST = 2 * 2**30
@@ -55,6 +56,7 @@ class State(msgspec.Struct, frozen=True):
     own: tuple[str, ...]  # processors with a coefficient of their own
     middles: Middles
     apps: list[AppState]
+    sizes: tuple[tuple[str, int], ...] = ()  # so many units of a processor, with a coefficient of their own
 
 
 def save(model: RunTimeModel, folder: Path, card: Mapping[str, object] | None = None) -> str:
@@ -142,6 +144,7 @@ def encode(model: RunTimeModel) -> bytes:
         model.design.own,
         model.names.middles,
         [AppState(*app) for app in model.state_of_apps()],
+        model.design.sizes,
     )
     return msgspec.msgpack.encode(state, order="deterministic")
 
@@ -150,7 +153,7 @@ def decode(content: bytes, processors: Mapping[str, Processor], where: str = "th
     """The model that `encode` has made bytes of; raises `ModelError`."""
     try:
         number = msgspec.msgpack.decode(content, type=_Header).format
-        if number != FORMAT:
+        if number not in READS:
             raise ModelError(f"{where} is of format {number}, this slurm-advisor reads {FORMAT}; refit it from the log")
         state = msgspec.msgpack.decode(content, type=State)
     except msgspec.DecodeError as error:
@@ -159,7 +162,7 @@ def decode(content: bytes, processors: Mapping[str, Processor], where: str = "th
     if not np.isfinite(numbers).all() or min((app.noise for app in state.apps), default=1.0) <= 0:
         raise ModelError(f"{where} holds numbers that cannot be; refit it from the log")
     design, names, groups, runs, weight, total = assembled(
-        [(app.name, app.log_limit, app.groups) for app in state.apps], state.own, state.middles, processors
+        [(app.name, app.log_limit, app.groups) for app in state.apps], state.own, state.sizes, state.middles, processors
     )
     weights = Weights(
         weight,
@@ -168,7 +171,7 @@ def decode(content: bytes, processors: Mapping[str, Processor], where: str = "th
         np.array([app.counted for app in state.apps]),
         np.array([app.noise for app in state.apps]),
     )
-    return RunTimeModel(state.prior, state.learned, design, names, groups, runs, weights)
+    return RunTimeModel(state.prior, completed(state.learned, state.prior), design, names, groups, runs, weights)
 
 
 def _write(path: Path, content: bytes) -> None:

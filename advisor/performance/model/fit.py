@@ -70,6 +70,16 @@ def initial(prior: Prior) -> Learned:
     )
 
 
+def completed(learned: Learned, prior: Prior) -> Learned:
+    """With the prior's spreads of the kinds that an earlier version did not know."""
+    first = initial(prior)
+    return msgspec.structs.replace(
+        learned,
+        family=learned.family + first.family[len(learned.family) :],
+        app=learned.app + first.app[len(learned.app) :],
+    )
+
+
 def tree_spreads(design: Design, prior: Prior, learned: Learned) -> Spreads:
     """The variances of every coefficient of a design."""
     return Spreads(
@@ -173,10 +183,12 @@ def learn(groups: Groups, rows: Rows, design: Design, prior: Prior, rounds: int 
         last = weighed(groups, rows, weights, spread, learned, prior)
         weights = last.weights
         learned = _refined(last.moves, weights, design, prior, learned)
-    return msgspec.structs.replace(learned, calibration=calibrated(groups, rows, last, spread, learned, prior))
+    return msgspec.structs.replace(learned, calibration=calibrated(groups, rows, last, spread, design, learned, prior))
 
 
-def calibrated(groups: Groups, rows: Rows, last: Round, spread: Spreads, learned: Learned, prior: Prior) -> Calibration:
+def calibrated(
+    groups: Groups, rows: Rows, last: Round, spread: Spreads, design: Design, learned: Learned, prior: Prior
+) -> Calibration:
     """How far left-out runs lie from what the others predict."""
     squares, counted = last.weights.squares[rows.app], last.weights.counted[rows.app]
     tail = heavier(prior.tail)
@@ -200,7 +212,7 @@ def calibrated(groups: Groups, rows: Rows, last: Round, spread: Spreads, learned
     seen = factor(mean, variance, own, several, np.ones(len(rows.app)), learned.known_from[1])
 
     # All of an app's runs on a processor, of apps with several.
-    cells = cells_left_out(groups, last.evidence, last.tree, spread)
+    cells = cells_left_out(groups, last.evidence, last.tree, spread, design.kind)
     cell = cells.cell[rows.group]
     used, at = cell >= 0, np.maximum(cell, 0)
     number = int(cells.cell.max(initial=0)) + 1

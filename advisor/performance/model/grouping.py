@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from advisor.config import Processor
-from advisor.performance.model.design import MOST_PROCESSORS, Design, Floats, Ints
+from advisor.performance.model.design import MOST_PROCESSORS, MOST_SIZES, Design, Floats, Ints
 from advisor.performance.model.fit import Rows
 from advisor.performance.model.hierarchy import Groups
 from advisor.performance.model.names import family as family_of
@@ -43,7 +43,8 @@ def grouped(runs: Runs, processors: Mapping[str, Processor]) -> Grouped:
     """Groups all runs; nothing depends on the order in which they came."""
     app, user, processor, units, log_s, cut_off, log_limit, log_work = (np.asarray(column) for column in runs.columns)
     app_names, user_names, processor_names = list(runs.app), list(runs.user), list(runs.processor)
-    design = Design(own_processors(processor_names, processor), processors)
+    own = own_processors(processor_names, processor)
+    design = Design(own, processors, own_sizes(own, processor_names, processor, units))
 
     # Apps by family, then by name; users and processors by name.
     family_names = [family_of(name)[0] for name in app_names]
@@ -113,6 +114,16 @@ def own_processors(names: list[str], processor: Ints) -> list[str]:
     return sorted(names[i] for i in most[:MOST_PROCESSORS])
 
 
+def own_sizes(own: list[str], names: list[str], processor: Ints, units: Ints) -> list[tuple[str, int]]:
+    """The sizes with the most runs beside the usual one of each processor, in order of their names."""
+    found: list[tuple[int, str, int]] = []
+    for name in own:
+        sizes, runs = np.unique(units[processor == names.index(name)], return_counts=True)
+        usual = int(np.argmax(runs))
+        found += [(-int(runs[i]), name, int(sizes[i])) for i in range(len(sizes)) if i != usual]
+    return sorted((name, size) for _, name, size in sorted(found)[:MOST_SIZES])
+
+
 def _ranks(order: list[int]) -> Ints:
     ranks = np.empty(len(order), dtype=np.int64)
     ranks[order] = np.arange(len(order))
@@ -126,11 +137,12 @@ Group = tuple[str, str, int, float, float, float]
 def assembled(
     apps: list[tuple[str, float | None, list[Group]]],
     own: tuple[str, ...],
+    sizes: tuple[tuple[str, int], ...],
     middle: Middles,
     processors: Mapping[str, Processor],
 ) -> tuple[Design, Names, Groups, Floats, Floats, Floats]:
     """Groups put together from stored ones (apps by family and name, groups by user): with runs, weights and totals."""
-    design = Design(own, processors)
+    design = Design(own, processors, sizes)
     families: dict[str, int] = {}
     kinds: dict[tuple[str, int], int] = {}
     row: list[int] = []

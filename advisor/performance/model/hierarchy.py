@@ -8,6 +8,7 @@ the number of apps, whatever the number of runs, and one new run changes only th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,8 @@ from advisor.performance.model.prior import LEVEL, TRAITS
 # Matrices of so many apps, and of so many groups of runs, are in memory at once.
 _APPS_AT_ONCE = 4096
 _GROUPS_AT_ONCE = 32_768
+# With so many rows for each matrix, taking one matrix after the other is faster than a matrix for each row.
+_MANY_ROWS = 6
 
 
 class Groups(NamedTuple):
@@ -108,17 +111,30 @@ def app_information(groups: Groups, evidence: Evidence, user: float, apps: slice
     pair_total = np.add.reduceat(evidence.total[g], pair_groups[:-1])
     rest = user / (1.0 + user * pair_rows[:, LEVEL])
     slope = pair_rows * rest[:, None]
-    # Summed over each app's pairs, by a matrix of ones.
-    together = _sparse(np.ones(len(rest)), np.arange(len(rest)), app_pairs, len(rest))
-    precision -= together @ (slope[:, :, None] * pair_rows[:, None, :]).reshape(-1, width * width)
-    shift -= together @ (slope * pair_total[:, None])
-    return Information(precision.reshape(-1, width, width), shift), Users(pair_total * rest, slope, rest)
+    shift -= np.add.reduceat(slope * pair_total[:, None], app_pairs[:-1])
+    return (
+        Information(precision.reshape(-1, width, width) - _products(slope, pair_rows, app_pairs), shift),
+        Users(pair_total * rest, slope, rest),
+    )
 
 
 def _sparse(values: Floats, at: Ints, starts: Ints, width: int) -> Any:
     from scipy.sparse import csr_array
 
     return csr_array((values, at, starts), shape=(len(starts) - 1, width))
+
+
+def _products(rows: Floats, others: Floats, starts: Ints) -> Floats:
+    """The sum of row × other row over those of each app, which stand together from `starts` on."""
+    apps, width = len(starts) - 1, rows.shape[1]
+    if len(rows) < _MANY_ROWS * apps:
+        products = (rows[:, :, None] * others[:, None, :]).reshape(-1, width * width)
+        together = _sparse(np.ones(len(rows)), np.arange(len(rows)), starts, len(rows))
+        return np.asarray(together @ products).reshape(-1, width, width)
+    found = np.empty((apps, width, width))
+    for app, (begin, end) in enumerate(pairwise(starts.tolist())):
+        found[app] = rows[begin:end].T @ others[begin:end]
+    return found
 
 
 def step(information: Information, variance: Floats) -> Step:
@@ -216,9 +232,10 @@ def family_posterior(tree: Tree, spreads: Spreads, which: Ints) -> tuple[Posteri
 
 def moved(posterior: Posterior, parents: Posterior, steps: Step) -> tuple[Floats, Floats]:
     """How far nodes lie from their parents: squares of the mean difference, and its variance, by coefficient."""
-    away = steps.gain - np.eye(steps.gain.shape[1])
-    variance = np.einsum("nij,njk,nik->ni", away, parents.covariance, away) + np.einsum("nii->ni", steps.rest)
-    return (posterior.mean - parents.mean) ** 2, variance
+    # The covariance of both is gain · that of the parent.
+    both = (steps.gain * parents.covariance).sum(axis=2)
+    variance = np.einsum("nii->ni", posterior.covariance) - 2.0 * both + np.einsum("nii->ni", parents.covariance)
+    return (posterior.mean - parents.mean) ** 2, np.maximum(variance, 0.0)
 
 
 class Portion(NamedTuple):
@@ -260,7 +277,8 @@ def sweep_down(groups: Groups, tree: Tree, spreads: Spreads) -> Iterator[Portion
         p = slice(int(groups.app_pairs[apps.start]), int(groups.app_pairs[apps.stop]))
         pair_app = np.repeat(np.arange(len(family)), np.diff(groups.app_pairs[apps.start : apps.stop + 1]))
         offset = users.base - np.einsum("pi,pi->p", users.slope, posterior.mean[pair_app])
-        unsure = users.rest + quadratic(users.slope, posterior.covariance[pair_app])
+        starts = groups.app_pairs[apps.start : apps.stop + 1] - p.start
+        unsure = users.rest + _quadratic_by_app(users.slope, posterior.covariance, starts)
         pair = groups.pair[g] - p.start
         rows = groups.rows[groups.row[g]]
         app = pair_app[pair]
@@ -275,7 +293,8 @@ def sweep_down(groups: Groups, tree: Tree, spreads: Spreads) -> Iterator[Portion
             pair,
             left,
             np.einsum("gi,gi->g", rows, posterior.mean[app]) + offset[pair],
-            quadratic(left, posterior.covariance[app]) + users.rest[pair],
+            _quadratic_by_app(left, posterior.covariance, groups.app_groups[apps.start : apps.stop + 1] - g.start)
+            + users.rest[pair],
             (family_squares, family_variance),
             (app_squares, app_variance),
             (float((offset**2).sum()), float(unsure.sum())),
@@ -285,3 +304,14 @@ def sweep_down(groups: Groups, tree: Tree, spreads: Spreads) -> Iterator[Portion
 def quadratic(rows: Floats, matrices: Floats) -> Floats:
     """row · matrix · row of each."""
     return np.asarray((np.matmul(matrices, rows[:, :, None])[:, :, 0] * rows).sum(axis=1))
+
+
+def _quadratic_by_app(rows: Floats, matrices: Floats, starts: Ints) -> Floats:
+    """The same, with one matrix for the rows of each app, which stand together from `starts` on."""
+    if len(rows) < _MANY_ROWS * len(matrices):
+        return quadratic(rows, np.repeat(matrices, np.diff(starts), axis=0))
+    found = np.empty(len(rows))
+    for app, (begin, end) in enumerate(pairwise(starts.tolist())):
+        some = rows[begin:end]
+        found[begin:end] = ((some @ matrices[app]) * some).sum(axis=1)
+    return found

@@ -36,7 +36,7 @@ from advisor.performance.model.hierarchy import Groups, Information, Posterior, 
 from advisor.performance.model.likelihood import weigh_one
 from advisor.performance.model.names import family as family_of
 from advisor.performance.model.observations import Observation, Runs, log_of_work
-from advisor.performance.model.prior import Prior
+from advisor.performance.model.prior import SCALING, Prior
 
 
 class Distribution(msgspec.Struct, frozen=True):
@@ -92,6 +92,9 @@ class RunTimeModel:
         self.tree: Tree = hierarchy.sweep_up(groups, evidence_of(groups, weights), self.spreads)._replace(portions=())
         self._app_at = {name: i for i, name in enumerate(names.apps)}
         self._family_at = {name: i for i, name in enumerate(names.families)}
+        self._kinds = set(zip(names.processors, names.units, strict=True))
+        # How far the run time is off at a size that nobody ever asked for on a processor.
+        self.unknown_size = prior.scaling.site**2 + learned.family[SCALING] + learned.app[SCALING]
         # Apps and families that have changed since the fit; their arrays are out of date.
         self._apps: dict[str, AppRuns] = {}
         self._families: dict[str, Information] = {}
@@ -145,13 +148,16 @@ class RunTimeModel:
         freedom = self.learned.known_from[0 if new_family else 1]
         if self.design.unknown(processor):
             variance += self.prior.unknown_processor**2
+        if processor != "cpu" and not self.has_run(processor, max(units, 1)):
+            variance += self.unknown_size
         noise = self.learned.noise + (0.0 if work else self.scatter(family))
         here = elsewhere = 0
         seen = False
         if known is not None:
             noise = self._noise(known) + (0.0 if work else self.scatter(family))
             here = known.runs_on.get(processor, 0)
-            seen = here > 0
+            # More cores are more of the same; more GPUs are another machine.
+            seen = (here if processor == "cpu" else known.runs_at.get((processor, max(units, 1)), 0)) > 0
             elsewhere = sum(known.runs_on.values()) - here
         return Distribution(mean, self.spread(variance, freedom, noise, known is not None, seen), here, elsewhere)
 
@@ -185,6 +191,10 @@ class RunTimeModel:
         calibration = self.learned.calibration
         factor = calibration.seen if seen else calibration.elsewhere if known else calibration.new
         return factor * math.sqrt(variance * heavier(freedom) + noise * heavier(self.prior.tail))
+
+    def has_run(self, processor: str, units: int) -> bool:
+        """Whether the log of the fit has any run of this size on a processor."""
+        return (processor, units) in self._kinds
 
     def more_work(self, app: str, one: float, other: float) -> float:
         """How much longer, as a logarithm, jobs of the app take that tell `other` as their work instead of `one`."""

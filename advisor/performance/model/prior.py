@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
-# Coefficients of the model, in order; then one for each known processor ("processor").
+# Coefficients of the model, in order; then one for each known processor ("processor"), and one for each size that is
+# not the usual one there ("scaling").
 LEVEL, CPU, SPEED, BALANCE, SIZE, NUMBER, LIMIT = range(7)
-KINDS = ("level", "cpu", "speed", "balance", "size", "number", "limit", "processor")
+KINDS = ("level", "cpu", "speed", "balance", "size", "number", "limit", "processor", "scaling")
 FIXED = 7  # coefficients before those of the processors
+PROCESSOR, SCALING = 7, 8  # the kinds of which there may be any number
 TRAITS = (NUMBER, LIMIT)  # multiplied with what is known of an app before it has run
 
 
@@ -43,6 +45,8 @@ class Prior(msgspec.Struct, frozen=True):
     limit: Spread = Spread(0.5, 0.3, 0.15, 0.0)
     # A processor against what its peak figures promise.
     processor: Spread = Spread(0.0, 0.2, 0.15, 0.1)
+    # So many units of a processor against what `size` says of all: four GPUs on one node or on two are not alike.
+    scaling: Spread = Spread(0.0, 0.1, 0.1, 0.1)
     # The same for one whose peak figures nobody told, beside `processor`.
     unknown_processor: float = 0.7
     user: float = 0.35  # a user's runs of an app against everybody's

@@ -1,24 +1,27 @@
 """Makes of a run-time model the small table that the hot path reads: app → processor → distribution.
 
 Beside `app` there are `app@user` for apps with several users, and the family (`train_#`) for apps that have never
-run. Every processor of the site has an entry, whether the app has run there (`count`) or not (0).
+run. Every processor of the site has an entry, whether the app has run there (`count`) or not (0). An entry is about
+the size that the app has most often; what other sizes of GPUs take that it has had stands beside it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from advisor.performance.model import hierarchy
+from advisor.performance.model.app_runs import AppRuns
 from advisor.performance.model.calibration import heavier
 from advisor.performance.model.design import Flags, Floats, Ints
 from advisor.performance.model.fit import evidence_of
 from advisor.performance.model.hierarchy import Portion
 from advisor.performance.model.model import RunTimeModel, apart_from
 from advisor.performance.model.names import family as family_of
-from advisor.performance.model.prior import NUMBER, SIZE
+from advisor.performance.model.prior import NUMBER, SCALING, SIZE
 from advisor.performance.snapshot import RunTimes
 
 History = dict[str, dict[str, RunTimes]]
@@ -26,6 +29,8 @@ History = dict[str, dict[str, RunTimes]]
 # A user's own entry is worth its place from so many runs on; where there are very many, from more.
 _RUNS_OF_USER = 2
 _MOST_USERS = 20_000
+# So many sizes, in GPUs, are told apart: the most used ones.
+_MOST_SIZES = 8
 
 
 def table(model: RunTimeModel, processors: Iterable[str] = ()) -> History:
@@ -52,12 +57,9 @@ def entries_of(model: RunTimeModel, app: str, processors: Sequence[str]) -> Hist
         return {}
     found: History = {}
     users = dict.fromkeys(runs.users, 0.0)
-    log_units = {True: [0.0, 0.0], False: [0.0, 0.0]}  # without GPUs, with: sum, runs
-    for (user, processor, units), figures in runs.figures.items():
+    for (user, _, _), figures in runs.figures.items():
         users[user] += figures[0]
-        sums = log_units[processor == "cpu"]
-        sums[0] += figures[0] * math.log(units)
-        sums[1] += figures[0]
+    sizes = _sizes_of(model, runs)
     names = {app: next(iter(users)) if len(users) == 1 else ""}
     if len(users) > 1:
         names |= {f"{app}@{user}": user for user, count in users.items() if count >= _RUNS_OF_USER}
@@ -65,20 +67,51 @@ def entries_of(model: RunTimeModel, app: str, processors: Sequence[str]) -> Hist
     work = _work(model, app)
     for name, user in names.items():
         for cpu in (True, False):
-            total, count = log_units[cpu]
-            if not count:
+            if not sizes[cpu]:
                 continue
-            units = max(round(math.exp(total / count)), 1)
+            units, *others = sizes[cpu]
             kinds = [processor for processor in everywhere if (processor == "cpu") == cpu]
             for processor, doubts in zip(kinds, model.doubts(app, user, kinds, units), strict=True):
                 usual = 1.0 if work[0] is None else math.exp(work[0])
                 told = model.predict(app, user, processor, units, work=usual)
                 larger = model.predict(app, user, processor, units * 2, work=usual)
                 slope = larger.mean_log - told.mean_log
+                also = [(size, model.predict(app, user, processor, size, work=usual)) for size in others]
                 found.setdefault(name, {})[processor] = RunTimes(
-                    told.runs, told.mean_log, told.sd_log, True, math.log(units), slope / math.log(2), *doubts, *work
-                )
+                    told.runs, told.mean_log, told.sd_log, True, math.log(units), slope / math.log(2), *doubts, *work,
+                    tuple((size, other.mean_log, other.sd_log) for size, other in also),
+                )  # fmt: skip
     return found
+
+
+def _sizes_of(model: RunTimeModel, runs: AppRuns) -> dict[bool, list[int]]:
+    """The sizes that an app's entries are about, without GPUs and with: the first is the one it has most often."""
+    told_apart = _told_apart(model)
+    found: dict[bool, list[int]] = {}
+    for cpu in (True, False):
+        of: dict[int, int] = {}
+        for (processor, units), count in runs.runs_at.items():
+            if (processor == "cpu") == cpu:
+                of[units] = of.get(units, 0) + count
+        known = {} if cpu else {units: of[units] for units in told_apart if units in of}
+        first = min(known, key=lambda units: (-known[units], units), default=_middle(of))
+        found[cpu] = [first, *(units for units in known if units != first)] if of else []
+    return found
+
+
+def _middle(of: dict[int, int]) -> int:
+    """The size in the middle of some, by their runs."""
+    total = max(sum(of.values()), 1)
+    return max(round(math.exp(sum(count * math.log(units) for units, count in of.items()) / total)), 1)
+
+
+def _told_apart(model: RunTimeModel) -> list[int]:
+    """The sizes, in GPUs, with the most runs of the log."""
+    gpus = np.array([name != "cpu" for name in model.names.processors], dtype=np.bool_)
+    units = np.array(model.names.units, dtype=np.int64)
+    runs = np.bincount(model.groups.row, model.runs, len(units)) if len(units) else np.zeros(0)
+    of = {int(size): float(runs[gpus & (units == size)].sum()) for size in np.unique(units[gpus])}
+    return sorted(sorted(of, key=lambda size: (-of[size], size))[:_MOST_SIZES])
 
 
 def _work(model: RunTimeModel, app: str) -> tuple[float | None, float]:
@@ -88,17 +121,91 @@ def _work(model: RunTimeModel, app: str) -> tuple[float | None, float]:
 
 
 class _Kinds:
-    """The processors of a table."""
+    """The processors of a table, and the sizes that are told apart."""
 
     def __init__(self, model: RunTimeModel, names: list[str]) -> None:
         self.names = names
-        self.rows: Floats = np.array([model.design.row(name, 1) for name in names]).reshape(-1, model.design.width)
         self.cpu: Flags = np.array([name == "cpu" for name in names], dtype=np.bool_)
         extra = model.prior.unknown_processor**2
         self.unknown: Floats = np.array([extra if model.design.unknown(name) else 0.0 for name in names])
         at = {name: i for i, name in enumerate(names)}
         # Which of them each design row of the model is about.
         self.of_row: Ints = np.array([at[name] for name in model.names.processors], dtype=np.int64)
+        self.sizes = _told_apart(model)
+        self.at_size: Floats = np.array(
+            [[model.design.row(name, units) for name in names] for units in self.sizes]
+        ).reshape(len(self.sizes), len(names), model.design.width)
+        # What is not known of a size that nobody has ever had there.
+        never = [[name != "cpu" and not model.has_run(name, units) for name in names] for units in self.sizes]
+        self.never: Floats = np.array(never).reshape(len(self.sizes), len(names)) * model.unknown_size
+        # Of no size in particular.
+        self.rows: Floats = np.array([model.design.row(name, 1) for name in names]).reshape(-1, model.design.width)
+        self.rows[:, model.design.kind == SCALING] = 0.0
+        number = {units: i for i, units in enumerate(self.sizes)}
+        kinds = zip(model.names.processors, model.names.units, strict=True)
+        # Which size each design row of the model is about; -1: none of those.
+        self.size_of_row: Ints = np.array(
+            [number.get(units, -1) if name != "cpu" else -1 for name, units in kinds], dtype=np.int64
+        )
+
+
+class _Seen(NamedTuple):
+    """Of some apps: their runs, and the size that their entries are about."""
+
+    on: Floats  # [app, processor]
+    at: Floats  # [app, processor, size]
+    typical: Ints  # [app] which of the sizes; -1: none of them
+    log_units: Floats  # [app, processor]
+    possible: Flags  # [app, processor]
+
+
+def _seen(model: RunTimeModel, kinds: _Kinds, part: Portion) -> _Seen:
+    apps, cpu = part.apps.stop - part.apps.start, kinds.cpu.astype(np.int64)
+    row, runs = model.groups.row[part.groups], model.runs[part.groups]
+    on = np.zeros((apps, len(kinds.names)))
+    np.add.at(on, (part.app, kinds.of_row[row]), runs)
+    at = np.zeros((apps, len(kinds.names), len(kinds.sizes) + 1))
+    np.add.at(at, (part.app, kinds.of_row[row], kinds.size_of_row[row]), runs)
+    at = at[:, :, :-1]
+    log_units = np.log(np.array(model.names.units))[row]
+    sums, total = np.zeros((apps, 2)), np.zeros((apps, 2))
+    np.add.at(sums, (part.app, cpu[kinds.of_row[row]]), runs * log_units)
+    np.add.at(total, (part.app, cpu[kinds.of_row[row]]), runs)
+    size = np.log(np.maximum(np.rint(np.exp(sums / np.maximum(total, 1.0))), 1.0))[:, cpu]
+    of_size = at.sum(axis=1)
+    typical = np.full(apps, -1)
+    if len(kinds.sizes):
+        typical = np.where(of_size.sum(axis=1) > 0, of_size.argmax(axis=1), -1)
+        known = (typical >= 0)[:, None] & ~kinds.cpu
+        size = np.where(known, np.log(np.array(kinds.sizes))[typical][:, None], size)
+    return _Seen(on, at, typical, size, (total > 0)[:, cpu])
+
+
+class _Told(NamedTuple):
+    """Of some apps, or users of apps, on each processor: what is expected, and how sure that is."""
+
+    mean: Floats
+    variance: Floats
+
+
+def _told(part: Portion, rows: Floats, extra: Floats, user: float, pair_app: Ints) -> tuple[_Told, _Told]:
+    """What these rows ([app, processor]) take: of each app, and of each of its users."""
+    posterior, users = part.posterior, part.users
+    mean = np.einsum("apd,ad->ap", rows, posterior.mean)
+    variance = np.einsum("apd,ade,ape->ap", rows, posterior.covariance, rows, optimize=True) + extra
+    own = rows[pair_app] - users.slope[:, None, :]
+    own_mean = np.einsum("qpd,qd->qp", own, posterior.mean[pair_app]) + users.base[:, None]
+    own_variance = (
+        np.einsum("qpd,qde,qpe->qp", own, posterior.covariance[pair_app], own, optimize=True)
+        + users.rest[:, None]
+        + extra[pair_app]
+    )
+    pairs_of = np.bincount(pair_app, minlength=len(mean))
+    alone = pairs_of == 1
+    first = np.r_[0, np.cumsum(pairs_of)[:-1]]
+    mean[alone], variance[alone] = own_mean[first[alone]], own_variance[first[alone]]
+    variance[~alone] += user
+    return _Told(mean, variance), _Told(own_mean, own_variance)
 
 
 def _entries(
@@ -106,112 +213,79 @@ def _entries(
 ) -> Iterator[tuple[str, dict[str, RunTimes]]]:
     apps = part.apps.stop - part.apps.start
     cpu, count = kinds.cpu, len(kinds.names)
-    row = model.groups.row[part.groups]
-    runs = model.runs[part.groups]
-    on = np.zeros((apps, count))
-    np.add.at(on, (part.app, kinds.of_row[row]), runs)
-    # Typical size, without GPUs and with.
-    log_units = np.log(np.array(model.names.units))[row]
-    group_cpu = cpu[kinds.of_row[row]].astype(np.int64)
-    sums, total = np.zeros((apps, 2)), np.zeros((apps, 2))
-    np.add.at(sums, (part.app, group_cpu), runs * log_units)
-    np.add.at(total, (part.app, group_cpu), runs)
-    size = (sums / np.maximum(total, 1.0))[:, cpu.astype(np.int64)]
-    possible = (total > 0)[:, cpu.astype(np.int64)]
+    seen = _seen(model, kinds, part)
     rows = np.broadcast_to(kinds.rows, (apps, *kinds.rows.shape)).copy()
-    rows[:, :, SIZE] = size
-    mean = np.einsum("apd,ad->ap", rows, part.posterior.mean)
-    variance = np.einsum("apd,ade,ape->ap", rows, part.posterior.covariance, rows, optimize=True) + kinds.unknown
-    slope = part.posterior.mean[:, SIZE]
+    extra = np.broadcast_to(kinds.unknown, (apps, count)).copy()
+    here = seen.on > 0
+    sized = seen.typical >= 0
+    if sized.any():
+        mask = sized[:, None] & ~cpu
+        rows[mask] = kinds.at_size[seen.typical][mask]
+        extra[mask] += kinds.never[seen.typical][mask]
+        here[mask] = (np.take_along_axis(seen.at, np.maximum(seen.typical, 0)[:, None, None], 2)[:, :, 0] > 0)[mask]
+    rows[:, :, SIZE] = seen.log_units
     apart = np.zeros((apps, count))
     if not cpu.all():
         apart[:, ~cpu] = apart_from(rows[:, ~cpu], part.posterior.covariance)
     apart += kinds.unknown
     pair_app = np.zeros(len(part.users.rest), dtype=np.int64)
     pair_app[part.pair] = part.app
-    pair_runs = np.bincount(part.pair, runs, len(pair_app))
-    pairs_of = np.bincount(pair_app, minlength=apps)
-    own = rows[pair_app] - part.users.slope[:, None, :]
-    own_mean = np.einsum("qpd,qd->qp", own, part.posterior.mean[pair_app]) + part.users.base[:, None]
-    own_variance = (
-        np.einsum("qpd,qde,qpe->qp", own, part.posterior.covariance[pair_app], own, optimize=True)
-        + part.users.rest[:, None]
-        + kinds.unknown
-    )
-    alone = pairs_of == 1
-    first = np.r_[0, np.cumsum(pairs_of)[:-1]]
-    mean[alone], variance[alone] = own_mean[first[alone]], own_variance[first[alone]]
-    variance[~alone] += model.spreads.user
-    noise = model.weights.noise[part.apps]
-    for a in range(apps):
-        name = model.names.apps[part.apps.start + a]
-        yield (
-            name,
-            _made(
-                model,
-                kinds.names,
-                possible[a],
-                on[a],
-                mean[a],
-                variance[a],
-                apart[a],
-                noise[a],
-                size[a],
-                slope[a],
-                _work(model, name),
-            ),
+    told, of_users = _told(part, rows, extra, model.spreads.user, pair_app)
+    others: list[tuple[int, _Told, _Told]] = []
+    for s, units in enumerate(kinds.sizes):
+        # Only of apps that have had several sizes.
+        if ((seen.at[:, :, s].sum(axis=1) > 0) & (seen.typical != s)).any():
+            there = np.broadcast_to(kinds.at_size[s], rows.shape)
+            more = np.broadcast_to(kinds.unknown + kinds.never[s], (apps, count))
+            others.append((units, *_told(part, there, more, model.spreads.user, pair_app)))
+    slope = part.posterior.mean[:, SIZE]
+    pair_runs = np.bincount(part.pair, model.runs[part.groups], len(pair_app))
+    several = np.bincount(pair_app, minlength=apps)[pair_app] > 1
+    number = {units: s for s, units in enumerate(kinds.sizes)}
+    mine = [(a, a, "", told, [(units, of) for units, of, _ in others]) for a in range(apps)]
+    mine += [
+        (
+            int(pair_app[q]),
+            int(q),
+            f"@{model.names.users[part.pairs.start + q]}",
+            of_users,
+            [(u, of) for u, _, of in others],
         )
-    for q in np.flatnonzero(~alone[pair_app] & (pair_runs >= runs_of_user)):
-        a = pair_app[q]
-        user = model.names.users[part.pairs.start + q]
-        name = f"{model.names.apps[part.apps.start + a]}@{user}"
-        yield (
-            name,
-            _made(
-                model,
-                kinds.names,
-                possible[a],
-                on[a],
-                own_mean[q],
-                own_variance[q],
-                apart[a],
-                noise[a],
-                size[a],
-                slope[a],
-                _work(model, model.names.apps[part.apps.start + a]),
-            ),
-        )
-
-
-def _made(
-    model: RunTimeModel,
-    names: list[str],
-    possible: Flags,
-    runs: Floats,
-    mean: Floats,
-    variance: Floats,
-    apart: Floats,
-    noise: float,
-    log_units: Floats,
-    slope: float,
-    work: tuple[float | None, float],
-) -> dict[str, RunTimes]:
+        for q in np.flatnonzero(several & (pair_runs >= runs_of_user))
+    ]
     freedom = model.learned.known_from[1]
-    return {
-        name: RunTimes(
-            int(runs[i]),
-            float(mean[i]),
-            model.spread(float(variance[i]), freedom, float(noise), True, bool(runs[i] > 0)),
-            True,
-            float(log_units[i]),
-            float(slope),
-            math.sqrt(max(float(variance[i] - apart[i]), 0.0)),
-            math.sqrt(float(apart[i])),
-            *work,
-        )
-        for i, name in enumerate(names)
-        if possible[i]
-    }
+    for a, i, user, expected, sizes in mine:
+        name = model.names.apps[part.apps.start + a]
+        noise, work = float(model.weights.noise[part.apps][a]), _work(model, name)
+        had = [
+            (units, of)
+            for units, of in sizes
+            if number[units] != seen.typical[a] and seen.at[a, :, number[units]].any()
+        ]
+        entries: dict[str, RunTimes] = {}
+        for p in np.flatnonzero(seen.possible[a]).tolist():
+            variance = float(expected.variance[i, p])
+            also = () if cpu[p] else tuple(
+                (
+                    units,
+                    float(of.mean[i, p]),
+                    model.spread(float(of.variance[i, p]), freedom, noise, True, bool(seen.at[a, p, number[units]])),
+                )
+                for units, of in had
+            )  # fmt: skip
+            entries[kinds.names[p]] = RunTimes(
+                int(seen.on[a, p]),
+                float(expected.mean[i, p]),
+                model.spread(variance, freedom, noise, True, bool(here[a, p])),
+                True,
+                float(seen.log_units[a, p]),
+                float(slope[a]),
+                math.sqrt(max(variance - float(apart[a, p]), 0.0)),
+                math.sqrt(float(apart[a, p])),
+                *work,
+                also,
+            )
+        yield name + user, entries
 
 
 def _families(model: RunTimeModel, kinds: _Kinds, tree: hierarchy.Tree) -> History:
