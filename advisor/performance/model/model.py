@@ -93,8 +93,7 @@ class RunTimeModel:
         self._app_at = {name: i for i, name in enumerate(names.apps)}
         self._family_at = {name: i for i, name in enumerate(names.families)}
         self._kinds = set(zip(names.processors, names.units, strict=True))
-        # How far the run time is off at a size that nobody ever asked for on a processor.
-        self.unknown_size = prior.scaling.site**2 + learned.family[SCALING] + learned.app[SCALING]
+        self._used = set(names.processors)
         # Apps and families that have changed since the fit; their arrays are out of date.
         self._apps: dict[str, AppRuns] = {}
         self._families: dict[str, Information] = {}
@@ -146,10 +145,7 @@ class RunTimeModel:
         mean += self.names.middles.more_work(family, log_of_work(work))
         new_family = family not in self._families and family not in self._family_at
         freedom = self.learned.known_from[0 if new_family else 1]
-        if self.design.unknown(processor):
-            variance += self.prior.unknown_processor**2
-        if processor != "cpu" and not self.has_run(processor, max(units, 1)):
-            variance += self.unknown_size
+        variance += self.never(processor, max(units, 1))
         noise = self.learned.noise + (0.0 if work else self.scatter(family))
         here = elsewhere = 0
         seen = False
@@ -175,13 +171,13 @@ class RunTimeModel:
         else:
             covariance = hierarchy.downward(path.parent, path.app_steps).covariance[0]
         rows = np.array([self.design.row(name, max(units, 1)) for name in processors])
-        unknown = np.array([self.design.unknown(name) for name in processors]) * self.prior.unknown_processor**2
+        never = np.array([self.never(name, max(units, 1)) for name in processors])
         apart = apart_from(rows, covariance)
         variance = np.array([self._expected(path, known, user, row)[1] for row in rows])
         return list(
             zip(
                 np.sqrt(np.maximum(variance - apart, 0.0)).tolist(),
-                np.sqrt(apart + unknown).tolist(),
+                np.sqrt(apart + never).tolist(),
                 strict=True,
             )
         )
@@ -192,9 +188,14 @@ class RunTimeModel:
         factor = calibration.seen if seen else calibration.elsewhere if known else calibration.new
         return factor * math.sqrt(variance * heavier(freedom) + noise * heavier(self.prior.tail))
 
-    def has_run(self, processor: str, units: int) -> bool:
-        """Whether the log of the fit has any run of this size on a processor."""
-        return (processor, units) in self._kinds
+    def never(self, processor: str, units: int) -> float:
+        """What it adds to the variance that nobody has ever used a processor, or so many of it, at this site."""
+        if self.design.unknown(processor):
+            return self.prior.unknown_processor**2
+        # Where nobody has used it at all, its first size is the usual one.
+        if processor == "cpu" or processor not in self._used or (processor, units) in self._kinds:
+            return 0.0
+        return self.prior.scaling.site**2 + self.learned.family[SCALING] + self.learned.app[SCALING]
 
     def more_work(self, app: str, one: float, other: float) -> float:
         """How much longer, as a logarithm, jobs of the app take that tell `other` as their work instead of `one`."""

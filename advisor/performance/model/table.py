@@ -126,6 +126,7 @@ class _Kinds:
     def __init__(self, model: RunTimeModel, names: list[str]) -> None:
         self.names = names
         self.cpu: Flags = np.array([name == "cpu" for name in names], dtype=np.bool_)
+        # What is not known of a processor, or of a size of it, that nobody has ever used.
         extra = model.prior.unknown_processor**2
         self.unknown: Floats = np.array([extra if model.design.unknown(name) else 0.0 for name in names])
         at = {name: i for i, name in enumerate(names)}
@@ -135,9 +136,8 @@ class _Kinds:
         self.at_size: Floats = np.array(
             [[model.design.row(name, units) for name in names] for units in self.sizes]
         ).reshape(len(self.sizes), len(names), model.design.width)
-        # What is not known of a size that nobody has ever had there.
-        never = [[name != "cpu" and not model.has_run(name, units) for name in names] for units in self.sizes]
-        self.never: Floats = np.array(never).reshape(len(self.sizes), len(names)) * model.unknown_size
+        never = [[model.never(name, units) for name in names] for units in self.sizes]
+        self.never: Floats = np.array(never).reshape(len(self.sizes), len(names))
         # Of no size in particular.
         self.rows: Floats = np.array([model.design.row(name, 1) for name in names]).reshape(-1, model.design.width)
         self.rows[:, model.design.kind == SCALING] = 0.0
@@ -188,24 +188,40 @@ class _Told(NamedTuple):
     variance: Floats
 
 
-def _told(part: Portion, rows: Floats, extra: Floats, user: float, pair_app: Ints) -> tuple[_Told, _Told]:
-    """What these rows ([app, processor]) take: of each app, and of each of its users."""
+def _told(part: Portion, rows: Floats, extra: Floats, user: float, those: _Pairs) -> tuple[_Told, _Told]:
+    """What these rows ([app, processor]) take: of each app, and of those users of apps."""
     posterior, users = part.posterior, part.users
     mean = np.einsum("apd,ad->ap", rows, posterior.mean)
     variance = np.einsum("apd,ade,ape->ap", rows, posterior.covariance, rows, optimize=True) + extra
-    own = rows[pair_app] - users.slope[:, None, :]
-    own_mean = np.einsum("qpd,qd->qp", own, posterior.mean[pair_app]) + users.base[:, None]
+    own = rows[those.app] - users.slope[those.pair, None, :]
+    own_mean = np.einsum("qpd,qd->qp", own, posterior.mean[those.app]) + users.base[those.pair, None]
     own_variance = (
-        np.einsum("qpd,qde,qpe->qp", own, posterior.covariance[pair_app], own, optimize=True)
-        + users.rest[:, None]
-        + extra[pair_app]
+        np.einsum("qpd,qde,qpe->qp", own, posterior.covariance[those.app], own, optimize=True)
+        + users.rest[those.pair, None]
+        + extra[those.app]
     )
-    pairs_of = np.bincount(pair_app, minlength=len(mean))
-    alone = pairs_of == 1
-    first = np.r_[0, np.cumsum(pairs_of)[:-1]]
-    mean[alone], variance[alone] = own_mean[first[alone]], own_variance[first[alone]]
-    variance[~alone] += user
+    variance += user
+    only = those.app[those.alone]
+    mean[only], variance[only] = own_mean[those.alone], own_variance[those.alone]
     return _Told(mean, variance), _Told(own_mean, own_variance)
+
+
+class _Pairs(NamedTuple):
+    """Some users of apps."""
+
+    pair: Ints
+    app: Ints
+    alone: Flags  # the only user of the app
+
+
+def _pairs(model: RunTimeModel, part: Portion, runs_of_user: int) -> _Pairs:
+    """Those with an entry of their own, and the only users, whose entry is the app's."""
+    app = np.zeros(len(part.users.rest), dtype=np.int64)
+    app[part.pair] = part.app
+    alone = np.bincount(app, minlength=part.apps.stop - part.apps.start)[app] == 1
+    runs = np.bincount(part.pair, model.runs[part.groups], len(app))
+    pair = np.flatnonzero(alone | (runs >= runs_of_user))
+    return _Pairs(pair, app[pair], alone[pair])
 
 
 def _entries(
@@ -221,38 +237,29 @@ def _entries(
     if sized.any():
         mask = sized[:, None] & ~cpu
         rows[mask] = kinds.at_size[seen.typical][mask]
-        extra[mask] += kinds.never[seen.typical][mask]
+        extra[mask] = kinds.never[seen.typical][mask]
         here[mask] = (np.take_along_axis(seen.at, np.maximum(seen.typical, 0)[:, None, None], 2)[:, :, 0] > 0)[mask]
     rows[:, :, SIZE] = seen.log_units
     apart = np.zeros((apps, count))
     if not cpu.all():
         apart[:, ~cpu] = apart_from(rows[:, ~cpu], part.posterior.covariance)
-    apart += kinds.unknown
-    pair_app = np.zeros(len(part.users.rest), dtype=np.int64)
-    pair_app[part.pair] = part.app
-    told, of_users = _told(part, rows, extra, model.spreads.user, pair_app)
+    apart += extra
+    those = _pairs(model, part, runs_of_user)
+    told, of_users = _told(part, rows, extra, model.spreads.user, those)
     others: list[tuple[int, _Told, _Told]] = []
     for s, units in enumerate(kinds.sizes):
         # Only of apps that have had several sizes.
         if ((seen.at[:, :, s].sum(axis=1) > 0) & (seen.typical != s)).any():
             there = np.broadcast_to(kinds.at_size[s], rows.shape)
-            more = np.broadcast_to(kinds.unknown + kinds.never[s], (apps, count))
-            others.append((units, *_told(part, there, more, model.spreads.user, pair_app)))
+            more = np.broadcast_to(kinds.never[s], (apps, count))
+            others.append((units, *_told(part, there, more, model.spreads.user, those)))
     slope = part.posterior.mean[:, SIZE]
-    pair_runs = np.bincount(part.pair, model.runs[part.groups], len(pair_app))
-    several = np.bincount(pair_app, minlength=apps)[pair_app] > 1
     number = {units: s for s, units in enumerate(kinds.sizes)}
     mine = [(a, a, "", told, [(units, of) for units, of, _ in others]) for a in range(apps)]
-    mine += [
-        (
-            int(pair_app[q]),
-            int(q),
-            f"@{model.names.users[part.pairs.start + q]}",
-            of_users,
-            [(u, of) for u, _, of in others],
-        )
-        for q in np.flatnonzero(several & (pair_runs >= runs_of_user))
-    ]
+    of_each = [(units, of) for units, _, of in others]
+    for i in np.flatnonzero(~those.alone).tolist():
+        user = model.names.users[part.pairs.start + int(those.pair[i])]
+        mine.append((int(those.app[i]), i, f"@{user}", of_users, of_each))
     freedom = model.learned.known_from[1]
     for a, i, user, expected, sizes in mine:
         name = model.names.apps[part.apps.start + a]
