@@ -19,6 +19,7 @@ from advisor.performance.processors import load
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.arithmetic import EarliestFinish
 from advisor.policy.interface import Candidate, JobShape, Policy, Prediction, Scored, score
+from advisor.policy.remembered import Remembered
 from advisor.resources import folder
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,14 @@ class Network(Policy, Protocol):
 
     def correct(self, asked: Sequence[tuple[JobShape, Scored]], snapshot: Snapshot, now: float) -> list[Scored]:
         """What the arithmetic told of each of these jobs, corrected, or with the reason why it is not."""
+        ...
+
+    def remembered(self) -> Remembered:
+        """What it knows of submissions."""
+        ...
+
+    def recall(self, told: Remembered) -> None:
+        """Knows from the next snapshot on what another one does."""
         ...
 
 
@@ -75,6 +84,15 @@ class Guarded:
             self._network.observe(snapshot)
         except Exception as error:
             self._failed(error)
+
+    def remembered(self) -> Remembered | None:
+        """What the network knows of submissions; None: there is no network."""
+        return None if self._network is None else self._network.remembered()
+
+    def recall(self, told: Remembered) -> None:
+        """Knows from the next snapshot on what another process has seen submitted."""
+        if self._network is not None:
+            self._network.recall(told)
 
     def predict(
         self, shape: JobShape, candidates: tuple[Candidate, ...], snapshot: Snapshot, now: float

@@ -82,6 +82,8 @@ class Collector:
                         self._configure(message.settings)
                     case frames.Drained():
                         self._books.drained(message.at)
+                    case frames.Submitted():
+                        self._rounds.submitted(message.remembered)
             if self._settings is not None and time.monotonic() >= self._next_poll:
                 started = time.monotonic()
                 self._poll(self._settings)

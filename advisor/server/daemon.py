@@ -147,6 +147,10 @@ class Daemon:
             drained_at = time.time()
             # A job may carry the token of an answer whose use was noted, and nobody has read the note yet.
             self._hot.settle()
+            if self._settings.levers and isinstance(self._hot.policy, Guarded):
+                remembered = self._hot.policy.remembered()
+                if remembered is not None:
+                    self._keeper.submitted(remembered)
             if self._log.drained():
                 self._keeper.drained(drained_at)
             stamp = Versions.of(self._settings).stamp()

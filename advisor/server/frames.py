@@ -15,6 +15,7 @@ import msgspec
 from advisor.config import Settings
 from advisor.performance.snapshot import RunTimes, Snapshot
 from advisor.performance.told import Told
+from advisor.policy.remembered import Remembered
 
 _LENGTH = struct.Struct(">I")
 MAX_FRAME = 256 << 20
@@ -30,6 +31,12 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     """Daemon → collector: every decision made before `at` has left the log's buffer."""
 
     at: float
+
+
+class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
+    """Daemon → collector: what the learned policy has seen submitted, for the rounds' own."""
+
+    remembered: Remembered
 
 
 class Polled(msgspec.Struct, frozen=True, tag="polled"):
@@ -83,7 +90,7 @@ class Recovered(msgspec.Struct, frozen=True, tag="recovered"):
     what: str
 
 
-ToCollector = Configure | Drained
+ToCollector = Configure | Drained | Submitted
 FromCollector = Polled | History | Collected | Lost | Rounded | Failed | Recovered
 
 Message = TypeVar("Message")

@@ -23,6 +23,7 @@ import advisor
 from advisor.config import Settings
 from advisor.performance.snapshot import RunTimes, Snapshot
 from advisor.performance.told import Told
+from advisor.policy.remembered import Remembered
 from advisor.server import frames
 from advisor.server.status import CollectorStatus, RoundsStatus
 
@@ -52,6 +53,7 @@ class Keeper:
         self._status = CollectorStatus()
         self.lost = 0
         self.rounds = RoundsStatus()
+        self._submitted: Remembered | None = None
         self.source = ""
         self.polled = 0  # good polls since the start
         self.last_poll_failed = False
@@ -79,6 +81,12 @@ class Keeper:
         self._settings = settings
         self._send(frames.Configure(settings))
 
+    def submitted(self, remembered: Remembered) -> None:
+        """Tells the collector what the learned policy has seen submitted, where it is not known there yet."""
+        if self._submitted is None or remembered.count != self._submitted.count:
+            self._submitted = remembered
+            self._send(frames.Submitted(remembered))
+
     def drained(self, at: float) -> None:
         """Tells the collector that every decision made before `at` has left the log's buffer."""
         self._send(frames.Drained(at))
@@ -102,6 +110,8 @@ class Keeper:
                 self._heard_at = time.monotonic()
                 self._status = msgspec.structs.replace(self._status, pid=protocol.pid)
                 self._send(frames.Configure(self._settings))
+                if self._submitted is not None:
+                    self._send(frames.Submitted(self._submitted))
                 await self._watch(protocol)
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2)

@@ -19,6 +19,7 @@ from advisor.policy.learned import LearnedPolicy, load_or_arithmetic
 from advisor.policy.learned.files import Card, write_model
 from advisor.policy.learned.shapes import CANDIDATE_FEATURES, GLOBAL_FEATURES, RANGES, zero_weights
 from advisor.policy.plans import plan, read
+from advisor.policy.remembered import Remembered
 from tests.policy.site import BUSY, NODES, NOW, running, settings, snapshot, submission
 
 SCRIPT = "#!/bin/bash\n#ADVISOR kernels:\n#ADVISOR   a: {on: [gpu], work: %s, memory: %s}\n"
@@ -142,6 +143,30 @@ def test_a_dry_run_is_not_remembered_as_a_submission():
     decided(unasked, first, NOW + 4)
     then = later(first, 5)
     assert decided(asked, then, NOW + 6) == decided(unasked, then, NOW + 6)
+
+
+def test_a_network_in_another_process_goes_by_the_same_submissions_when_it_is_told_of_them():
+    here, there, untold = remembering(), remembering(), remembering()
+    first = snapshot(*BUSY)
+    for number in range(3):
+        decided(here, first, NOW + number, time_limit=60 * (1 + number))
+    told = msgspec.json.decode(msgspec.json.encode(here.remembered()), type=Remembered)
+    for each in (there, untold):
+        each.observe(first)  # it sees snapshots, and no submission
+    there.recall(told)
+    then = later(first, 5)
+    assert decided(there, then, NOW + 6) == decided(here, then, NOW + 6) != decided(untold, then, NOW + 6)
+    other = snapshot(nodes=NODES[1:])
+    there.recall(told)  # of other pools
+    assert decided(there, later(other, 10), NOW + 12, partition="k80,p100")
+
+
+def test_looks_at_a_job_that_waits_already_are_not_remembered():
+    policy, snap = remembering(), snapshot(*BUSY)
+    found = choice(snap)
+    for number in range(5):
+        policy.predict(found.shape, found.candidates, later(snap, number), NOW + number)
+    assert policy.remembered().count == 0
 
 
 def test_an_annotated_job_is_scored_by_its_graph():

@@ -8,8 +8,11 @@ from click.testing import CliRunner
 
 from advisor.cli import cli
 from advisor.config import PolicySettings, Rounds
+from advisor.performance.processors import load
 from advisor.performance.queue import build_snapshot
+from advisor.policy.arithmetic import EarliestFinish
 from advisor.policy.registry import make_policy
+from advisor.policy.remembered import Remembered
 from advisor.server import frames
 from advisor.server.rounds.looking import look
 from advisor.server.rounds.ordering import order_of
@@ -38,7 +41,22 @@ class Missing(Planner):
         return False
 
 
-def looked(site, planner, settings=None):
+class Counting(EarliestFinish):
+    """A policy with an opinion of its own, and whom it was asked about."""
+
+    def __init__(self):
+        super().__init__(load())
+        self.asked = []
+
+    def expect(self, *of):
+        return super().score(*of)
+
+    def correct(self, asked, *of):
+        self.asked += [shape.app for shape, _ in asked]
+        return [scored for _, scored in asked]
+
+
+def looked(site, planner, settings=None, policy=None):
     """What one look comes to, of the jobs that the thread would look at."""
     settings = settings or site.settings
     from advisor.server.rounds.thread import Rounds as Thread
@@ -50,7 +68,7 @@ def looked(site, planner, settings=None):
     thread._follow(settings, snapshot)
     with Database(site.settings.paths.database) as db:
         jobs, _ = thread._open_jobs(db, settings, state, snapshot, time.time())
-    return look(state, snapshot, jobs, make_policy(settings), settings, time.time(), planner)
+    return look(state, snapshot, jobs, policy or make_policy(settings), settings, time.time(), planner)
 
 
 @pytest.fixture
@@ -72,6 +90,34 @@ def test_the_fast_gpu_is_left_to_the_job_that_gains_more_from_it(site):
     together = {each.job_id: each for each in looked(site, Ready())}
     assert {job: each.to_place for job, each in together.items()} == {10: "p100/p100", 11: "v100/v100"}
     assert "planned together" in together[10].why
+
+
+def test_the_policy_is_asked_about_jobs_that_may_move_and_no_others(site):
+    site.history = {
+        "mover": {"v100": runs(500), "p100": runs(4000), "k80": runs(4000)},
+        "stayer": {"v100": runs(9000), "p100": runs(9000), "k80": runs(1000)},
+    }
+    site.running = [busy("v1"), busy("p1"), busy("p2"), busy("k1", 30), busy("k2", 30)]
+    for number, app in ((10, "stayer"), (11, "mover"), (12, "stayer")):
+        site.submit(number, name=app, partition="k80", tres_per_node="gres/gpu:2")
+    site.free("v1", "p1")
+    planned, alone = Counting(), Counting()
+    assert [each.job_id for each in looked(site, Ready(), policy=planned)] == [11]
+    assert planned.asked == ["mover"]  # where the plan leaves a job nothing depends on the policy's opinion
+    looked(site, None, policy=alone)
+    assert alone.asked == ["stayer", "mover", "stayer"]
+
+
+def test_rounds_know_what_the_daemon_has_seen_submitted(site):
+    from advisor.server.rounds.thread import Rounds as Thread
+
+    settings = msgspec.structs.replace(site.settings, policy=PolicySettings(name="learned"))
+    snapshot = build_snapshot(site.state(), site.history)
+    thread = Thread(site.told.append)
+    remembered = Remembered(7, (100.0, 200.0, 4.6, 21.2, 30.0, 10.0, 5.0), ((0.5,) * len(snapshot.pools),) * 3)
+    thread.submitted(remembered)
+    thread._follow(settings, snapshot)
+    assert thread._policy.remembered() == remembered
 
 
 def test_the_fast_gpu_goes_to_the_job_that_its_workflow_waits_for(site):

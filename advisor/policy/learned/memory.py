@@ -30,7 +30,10 @@ from advisor.policy.learned.shapes import (
     Ints,
     Weights,
 )
+from advisor.policy.remembered import Remembered
 
+# What is told to another process of the submissions, beside their number and what is of each pool.
+AVERAGES = ("run_s", "work", "log_run", "log_run_squared", "gap_slow", "gap_fast", "last_submit")
 # Resources of a node whose use by others slows a job down.
 CONTENDED = ("memory_bandwidth", "gpu_memory", "llc", "interconnect", "io")
 
@@ -82,6 +85,7 @@ class Recollection:
         self.gap_slow = self.gap_fast = self.last_submit = 0.0
         self.looked_at = -math.inf
         self._moments = np.zeros((TICKS, len(GLOBAL_FEATURES)))
+        self._told: Remembered | None = None  # by whom submissions come to
         self._start(())
         self._seen = Seen(np.zeros((5, 0)), np.zeros((1, HEAD_HIDDEN)), 0.0)
 
@@ -116,6 +120,7 @@ class Recollection:
             return self._seen
         if snapshot.pools is not self._pools and not _same(snapshot.pools, self._pools):
             self._start(snapshot.pools)
+        self._take_over()
         belief, spread = self._beliefs(snapshot)
         pools = self._features(snapshot, belief, spread)
         w = self._weights
@@ -132,6 +137,25 @@ class Recollection:
         seen = Seen(by_pool, ground(w, topology, remember(w, moments)), usual_s, strange)
         self._moments, self._seen, self.looked_at = moments, seen, snapshot.taken_at
         return seen
+
+    def remembered(self) -> Remembered:
+        """What it knows of submissions, for another one that sees none."""
+        figures = tuple(float(getattr(self, name)) for name in AVERAGES)
+        by_pool = tuple(tuple(each.tolist()) for each in (self.slower, self.best_for, self.best_work))
+        return Remembered(self.count, figures, by_pool)
+
+    def recall(self, told: Remembered) -> None:
+        """Knows, from the next snapshot on, what the other one does."""
+        self._told = told
+
+    def _take_over(self) -> None:
+        told, self._told = self._told, None
+        if told is None or any(len(each) != len(self._pools) for each in told.by_pool):
+            return  # its pools are those of another snapshot: the next word of it may fit
+        self.count = told.count
+        for name, figure in zip(AVERAGES, told.figures, strict=True):
+            setattr(self, name, figure)
+        self.slower, self.best_for, self.best_work = np.array(told.by_pool)
 
     def _beliefs(self, snapshot: Snapshot) -> tuple[Floats, Floats]:
         """Contention of each pool; a pool of which no agent tells is taken to be calm."""

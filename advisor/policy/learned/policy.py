@@ -24,6 +24,7 @@ from advisor.policy.learned.forward import embed_graph, residuals
 from advisor.policy.learned.graphs import Graph, graph_of
 from advisor.policy.learned.memory import Recollection, Seen, beyond
 from advisor.policy.learned.shapes import CANDIDATE_FEATURES, Flags, Floats, Weights
+from advisor.policy.remembered import Remembered
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,14 @@ class LearnedPolicy:
     def observe(self, snapshot: Snapshot) -> None:
         """Works out in the background what the first decision on a new snapshot would otherwise wait for."""
         self._recollection.look(snapshot)
+
+    def remembered(self) -> Remembered:
+        """What was submitted, for the same network in another process; see `recall`."""
+        return self._recollection.remembered()
+
+    def recall(self, told: Remembered) -> None:
+        """Knows from the next snapshot on what another one has seen submitted."""
+        self._recollection.recall(told)
 
     def predict(
         self, shape: JobShape, candidates: tuple[Candidate, ...], snapshot: Snapshot, now: float

@@ -16,7 +16,7 @@ from advisor.performance.demand import Need
 from advisor.performance.queue import followers_of
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.guardrails import prefer
-from advisor.policy.interface import Policy, Prediction, score
+from advisor.policy.interface import Policy, Prediction, correct, expect
 from advisor.policy.words import duration
 from advisor.policy.workflow_urgency import urgencies
 from advisor.server.rounds.ordering import exchanges
@@ -74,9 +74,13 @@ def _moves(
             walk.schedule.queue([job], walk.followers)
             continue
         left -= 1
-        predictions = score(policy, mine.choice.shape, mine.choice.candidates, walk.view(mine.choice), now).explained()
-        to, proposal = _proposal(mine, predictions, settings, planned)
-        if place and proposal is not None and moving < settings.rounds.most_moves:
+        shape, view = mine.choice.shape, walk.view(mine.choice)
+        expected = expect(policy, shape, mine.choice.candidates, view, now)
+        predictions, proposal, to = expected.predictions, None, 0
+        if place and moving < settings.rounds.most_moves and not _stays(mine, planned):
+            predictions = correct(policy, ((shape, expected),), view, now)[0].explained()
+            to, proposal = _proposal(mine, predictions, settings, planned)
+        if proposal is not None:
             found.append(proposal)
             moving += mine.mode == "enforce"
             if mine.mode != "enforce":
@@ -103,7 +107,8 @@ def _survey(
                 line.append(Turn(job.job_id, pool, {pool: (need, run_s)}, waited, job.tasks))
             continue
         shape, places = mine.choice.shape, mine.choice.candidates
-        predictions = score(policy, shape, places, walk.view(mine.choice), now).predictions
+        # What it would take wherever it may go: the policy's own opinion of places is for those that move.
+        predictions = expect(policy, shape, places, walk.view(mine.choice), now).predictions
         options: dict[int, tuple[Need, float]] = {}
         for each, prediction in zip(places, predictions, strict=True):
             if prediction.pool is None:
@@ -130,6 +135,12 @@ def _weighed(line: list[Turn], state: ClusterState, snapshot: Snapshot, now: flo
     return [
         msgspec.structs.replace(turn, weight=counted[turn.job_id]) if turn.job_id in counted else turn for turn in line
     ]
+
+
+def _stays(mine: Movable, planned: Planned | None) -> bool:
+    """Whether it is not moved, whatever the policy thinks of other places."""
+    pool = planned.pool.get(mine.job.job_id) if planned is not None and mine.mode == "enforce" else None
+    return mine.resting or (pool is not None and pool in mine.choice.candidates[0].pools)
 
 
 def _proposal(

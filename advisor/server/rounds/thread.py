@@ -22,6 +22,7 @@ from advisor.performance import processors
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.guarded import Guarded
 from advisor.policy.interface import Policy
+from advisor.policy.remembered import Remembered
 from advisor.protocol import PartitionLimits
 from advisor.server import frames, rights
 from advisor.server.rounds import acting
@@ -61,6 +62,7 @@ class Rounds:
         self._acted_at = 0.0  # what was polled before that does not show what was done
         self._made_for: Settings | None = None
         self._policy: Policy | None = None
+        self._submitted: Remembered | None = None
         self._planner = Planner()
         self._processors: dict[str, Processor] = {}
         self._known: dict[str, Known] = {}
@@ -82,6 +84,11 @@ class Rounds:
         with self._lock:
             self._latest = (state, snapshot)
         self._wake.set()
+
+    def submitted(self, remembered: Remembered) -> None:
+        """What the daemon has seen submitted, which the learned policy goes by; here come no submissions."""
+        with self._lock:
+            self._submitted = remembered
 
     def _run(self) -> None:
         while True:
@@ -169,6 +176,10 @@ class Rounds:
             self._processors = processors.load(settings.processors)
             self._made_for = settings
         if isinstance(self._policy, Guarded):
+            with self._lock:
+                submitted = self._submitted
+            if submitted is not None:
+                self._policy.recall(submitted)
             self._policy.observe(snapshot)
 
     def _open_jobs(
