@@ -106,6 +106,7 @@ def consider(
     """As `decide`, but what slurmctld need not wait for is left to the verdict's `complete`."""
     site = Site(policy, settings, rng, new_token, processors, plans, explorer, workflows)
     case = Case(request, snapshot, site, now)
+    case.belong()
     choice = case.choice
     if choice is None or snapshot is None:
         return case.verdict(None, None, None)
@@ -160,18 +161,35 @@ class Case:
         else:
             self.choice = choice
 
+    @property
+    def belongs(self) -> bool:
+        """Whether it has to do with other jobs."""
+        choice = self.choice
+        if choice is None or self.site.workflows is None:
+            return False
+        return bool(self.request.dependency) or choice.shape.annotation.workflow is not None
+
+    def belong(self) -> None:
+        """Takes in what it has to do with others. At its turn, before it is scored: those before it may be of them."""
+        choice, workflows = self.choice, self.site.workflows
+        if choice is None or workflows is None or self.snapshot is None or not self.belongs:
+            return
+        shape = choice.shape
+        self.belonging = workflows.belonging(
+            shape.user, self.request.dependency, shape.annotation.workflow, shape.app, self.snapshot, self.now
+        )
+        if self.belonging.tail_s:
+            shape = msgspec.structs.replace(shape, after_s=self.belonging.tail_s)
+            self.choice = msgspec.structs.replace(choice, shape=shape)
+
     def verdict(self, scored: Scored | None, view: Snapshot | None, ledger: Ledger | None) -> Verdict:
         """What is decided, by what the policy makes of its choice, where it has one, on the view of its turn."""
         site, request, choice = self.site, self.request, self.choice
         self.token = site.new_token()
         if choice is None or scored is None or view is None or self.snapshot is None:
             return self._left_alone()
-        if site.workflows is not None and (request.dependency or choice.shape.annotation.workflow is not None):
-            shape = choice.shape
-            self.belonging = belonging = site.workflows.belonging(
-                shape.user, request.dependency, shape.annotation.workflow, shape.app, self.snapshot, self.now
-            )
-            placing = placed(scored, choice, view, belonging, self.now, self._figures())
+        if self.belongs:
+            placing = placed(scored, choice, view, self.belonging, self.now, self._figures())
             scored, self.spare_s = placing.scored, placing.spare_s
         return self._decided(choice, scored, view, ledger if request.op == "submit" else None)
 

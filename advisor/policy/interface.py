@@ -35,6 +35,7 @@ class JobShape(msgspec.Struct, frozen=True):
     demand: Demand = Demand()  # the same, as far as it decides where the job fits
     tasks_at_once: int = 1  # of an array: as many as `%` allows
     gpu_fields: tuple[str, ...] = ()  # the request's fields that ask for GPUs
+    after_s: float = 0.0  # from its end to the end of the last job that waits for it, where earlier runs have told
 
 
 class Candidate(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -49,6 +49,7 @@ class Together:
         case = self._cases[number]
         if isinstance(case, Case) and case.choice is not None and view is not None:
             try:
+                case.belong()
                 self._expected[number] = self._expect(case.choice, view)
             except Exception as error:
                 self._cases[number] = error
@@ -62,6 +63,7 @@ class Together:
         if case.choice is None or view is None:
             return case.verdict(None, None, None)
         if number not in self._scored:
+            case.belong()
             self._score(self._not_behind(number), view)
         return case.verdict(self._scored.pop(number), view, self._ledger)
 
@@ -72,7 +74,12 @@ class Together:
     def all_at_once(self) -> list[Verdict | Exception]:
         """What would be decided for each if it came next, none of them taking anything."""
         view = self._view()
-        left = [number for number, case in enumerate(self._cases) if isinstance(case, Case) and case.choice is not None]
+        left = []
+        for number, case in enumerate(self._cases):
+            if isinstance(case, Case) and case.choice is not None:
+                left.append(number)
+                if number not in self._expected:
+                    case.belong()
         while left and view is not None:
             try:
                 self._score(left, view)
@@ -106,7 +113,8 @@ class Together:
             if isinstance(case, Exception) or case.choice is None:
                 continue
             reach = case.choice.reach
-            if not reach & taken and number not in self._scored:
+            # What one before it is decided to be may also be what it waits for.
+            if not reach & taken and number not in self._scored and (number == first or not case.belongs):
                 found.append(number)
             taken |= reach
         return found

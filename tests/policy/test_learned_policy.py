@@ -17,9 +17,10 @@ from advisor.policy.arithmetic import EarliestFinish
 from advisor.policy.decision import decide
 from advisor.policy.learned import LearnedPolicy, load_or_arithmetic
 from advisor.policy.learned.files import Card, write_model
-from advisor.policy.learned.shapes import CANDIDATE_FEATURES, GLOBAL_FEATURES, RANGES, zero_weights
+from advisor.policy.learned.shapes import CANDIDATE_FEATURES, GLOBAL_FEATURES, RANGES, SHAPES, zero_weights
 from advisor.policy.plans import plan, read
 from advisor.policy.remembered import Remembered
+from advisor.policy.workflow import Belonging, Workflows
 from tests.policy.site import BUSY, NODES, NOW, running, settings, snapshot, submission
 
 SCRIPT = "#!/bin/bash\n#ADVISOR kernels:\n#ADVISOR   a: {on: [gpu], work: %s, memory: %s}\n"
@@ -167,6 +168,34 @@ def test_looks_at_a_job_that_waits_already_are_not_remembered():
     for number in range(5):
         policy.predict(found.shape, found.candidates, later(snap, number), NOW + number)
     assert policy.remembered().count == 0
+
+
+def test_what_came_after_a_job_in_earlier_runs_of_its_workflow_is_told_to_the_network():
+    weights = np.zeros(SHAPES["head_w1"])
+    weights[CANDIDATE_FEATURES.index("after"), 0] = 1.0
+    second, last = np.zeros(SHAPES["head_w2"]), np.zeros(SHAPES["head_w3"])
+    second[0, 0], last[0, 1] = 1.0, 0.1  # what comes after makes run times count for more
+    snap = snapshot(*BUSY)
+    workflows = Workflows()
+    for token, app, leaders, begins, run_s in (("a", "train", (), 0.0, 1000.0), ("b", "other", ("a",), 1000.0, 5000.0)):
+        belonging = Belonging(workflow="night", leaders=leaders)
+        workflows.add(token, "ada", app, belonging, NOW, NOW + begins + run_s, NOW + begins + run_s, run_s)
+    assert workflows.belonging("ada", None, "night", "train", snap, NOW + 86_400).tail_s == 5000.0
+
+    def scores(workflows):
+        policy = LearnedPolicy(trained(head_w1=weights, head_w2=second, head_w3=last), load())
+        at = NOW + 86_400
+        decision = decide(
+            submission(script_head="#ADVISOR workflow: night\n"), later(snap, 86_400), None, policy, settings(),
+            random.Random(1), at, lambda: "t", load(), workflows=workflows,
+        )  # fmt: skip
+        return [(p.run_s * p.slowdown, p.score - p.wait_s) for p in decision.predictions]
+
+    assert all(counted == pytest.approx(run_s) for run_s, counted in scores(Workflows()))
+    known = scores(workflows)
+    shortest = min(run_s for run_s, _ in known)
+    factor = np.exp(1.5 * np.tanh(0.1 * np.log1p(5000.0 / shortest) / 1.5))
+    assert all(counted == pytest.approx(run_s * factor) for run_s, counted in known)
 
 
 def test_an_annotated_job_is_scored_by_its_graph():

@@ -21,7 +21,7 @@ from advisor.policy.learned import LearnedPolicy
 from advisor.policy.learned.shapes import RANGES, zero_weights
 from advisor.policy.plans import Plans
 from advisor.policy.together import Together
-from advisor.policy.workflow import Workflows
+from advisor.policy.workflow import Belonging, Workflows
 from tests.policy import site
 
 SCRIPT = "#!/bin/bash\n#ADVISOR kernels:\n#ADVISOR   a: {on: [gpu], work: %s, memory: 2G}\n"
@@ -70,6 +70,7 @@ def submissions(draw):
         "time_limit": draw(st.sampled_from((5, 60, 600))),
         "tres_per_node": f"gres/gpu:{gpus}" if gpus else None,
         "min_cpus": draw(st.integers(1, 4)),
+        "dependency": draw(st.sampled_from((None, None, None, "afterok:1", "afterok:2"))),
         "array": draw(st.sampled_from((None, None, "0-5%2"))),
         "op": draw(st.sampled_from(("submit", "submit", "submit", "advise"))),
     }
@@ -96,7 +97,13 @@ def standing(policy, config):
     """Everything that decisions are made with, new."""
     rng = random.Random(5)
     made = Guarded(network(), EarliestFinish(load())) if policy == "learned" else EarliestFinish(load())
-    return Site(made, config, rng, lambda: f"{rng.getrandbits(64):016x}", load(), Plans(), workflows=Workflows())
+    workflows = Workflows()
+    then = site.NOW - 86_400  # what came after each, the last time the workflow ran
+    for token, app, leaders in (("a", "new", ()), ("b", "train", ("a",)), ("c", "last", ("b",))):
+        workflows.add(
+            token, "ada", app, Belonging(workflow="night", leaders=leaders), then, then + 600, then + 600, 600
+        )
+    return Site(made, config, rng, lambda: f"{rng.getrandbits(64):016x}", load(), Plans(), workflows=workflows)
 
 
 @effort(max_examples=60)

@@ -63,7 +63,7 @@ def describe(jobs: list[Job], told: Floats, where: Ints, seen: Seen) -> Floats:
         first = [
             start + int(finish[start : start + count].argmin()) for start, count in zip(starts, counts, strict=True)
         ]
-    by_job = np.empty((5, len(jobs)))  # what is the same for all of its places
+    by_job = np.empty((6, len(jobs)))  # what is the same for all of its places
     np.minimum.reduceat(run, starts, out=by_job[0])
     by_job[1] = finish[first]
     by_job[2] = [job.shape.gpus for job in jobs]
@@ -73,15 +73,17 @@ def describe(jobs: list[Job], told: Floats, where: Ints, seen: Seen) -> Floats:
         longest = np.maximum.reduceat(run, starts).tolist()
         limits = [limit or 3.0 * most for limit, most in zip(limits, longest, strict=True)]
     by_job[4] = limits
-    best, soonest, gpus, sensitivity, limit = by_job if len(jobs) == 1 else np.repeat(by_job, counts, axis=1)
+    by_job[5] = [job.shape.after_s for job in jobs]
+    best, soonest, gpus, sensitivity, limit, after = by_job if len(jobs) == 1 else np.repeat(by_job, counts, axis=1)
     units, free, belief, belief_spread, slower = seen.by_pool[:, where]
     table = np.zeros((len(CANDIDATE_FEATURES), len(where)))
     np.log(told[1:3], out=table[3:9:5])
     np.divide(wait, best, out=table[0])
     np.divide(free, gpus, out=table[12])
     np.divide(limit, best, out=table[15])
+    np.divide(after, best, out=table[13])
     np.log1p(table[0:13:12], out=table[0:13:12])
-    np.log1p(table[15], out=table[15])
+    np.log1p(table[13:16:2], out=table[13:16:2])
     np.subtract(table[3], np.log(best), out=table[1])
     if seen.usual_s:
         np.log1p(wait / seen.usual_s, out=table[2])

@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 
 # Graphs whose embedding is kept: jobs of an app come again and again.
 _KEPT = 512
-# Features that are cut to what training met: waits, how far behind the first, share of the pool, room, limit.
-CUT = [0, 2, 5, 11, 12, 15]
+# Features that are cut to what training met: waits, how far behind the first, share of the pool, room, what comes
+# after, limit.
+CUT = [0, 2, 5, 11, 12, 13, 15]
 UNSURE = "the network was not trained for a job like this"
 NO_NUMBER = "its answer is no number"
 # The network's logarithms are told in steps of 2^-30.
