@@ -12,32 +12,33 @@ import msgspec
 import numpy as np
 
 from advisor.policy.learned.network import PlacementNetwork
-from advisor.policy.learned.shapes import SHAPES, Floats, Weights
+from advisor.policy.learned.shapes import Floats, Weights
+from advisor.sim.engine import Schedule
 from advisor.training.actor_critic import Trainer
 from advisor.training.environment import Environment
 from advisor.training.fine_tuning import Budget, fine_tune
+from advisor.training.imagined import TRIALS, better, imagined_sites, train_on
+from advisor.training.learning_runs import run_learning
 from advisor.training.posterior import RunTimes, tell_truth
 from advisor.training.prior import Prior, learned_prior, plain_prior
 from advisor.training.recipe import Recipe
 from advisor.training.tasks import Mixture, Task, draw_task
-from advisor.training.world import END, EXPECTED, SPREAD, SUBMIT, TRUE, State, new_state
+from advisor.training.world import END, SUBMIT, State, new_state
 
 # Submissions between two updates of what is believed of run times.
 EVERY = 4
+# Where a shift is played: see `shift`.
+WHERE = ("place", "submission", "training")
+# Jobs after a shift that nobody can have learned from yet: as many as a new site gives.
+LEARNING = 50
+# Workloads of a site that its figures are the mean of: one alone is noisy, as a few long jobs decide.
+EVALUATED = 4
 
 Progress = Callable[[str], None]
 
 
-class Adapted(msgspec.Struct, frozen=True):
-    """Average completion times on one site, in seconds."""
-
-    adapted: float
-    trained: float  # from nothing, on a hundred times as many jobs; `known` where the recipe has no iterations
-    not_adapted: float
-    arithmetic: float  # with the run times that the adapted one knows
-    from_nothing: float  # a network without meta-training, after the same few jobs
-    going_on: float  # adapted, and learning from what ends, as the daemon does
-    known: float  # the same policy, not trained there, with mean run times known
+# Average completion times at one site, in seconds, by who decides.
+Site = dict[str, float]
 
 
 def prior_of(mixture: Mixture) -> Prior:
@@ -45,7 +46,9 @@ def prior_of(mixture: Mixture) -> Prior:
     return learned_prior(mixture.taste, mixture.told_off)
 
 
-def play_learning(env: Environment, runs: RunTimes, learning: bool, first: int = 0) -> tuple[Floats, State]:
+def play_learning(
+    env: Environment, runs: RunTimes, learning: bool, first: int = 0, learned: bool = True
+) -> tuple[Floats, State]:
     """Completion times, and how it ended; what has ended is taken in as it goes, from job `first` on if `learning`."""
     from advisor.training import rollout
 
@@ -55,7 +58,7 @@ def play_learning(env: Environment, runs: RunTimes, learning: bool, first: int =
         now = float(env.world.job[start, SUBMIT])
         if start > 0 and (learning or start <= first):
             runs.learn_from(env.world, state, now)
-        rollout.roll_on(env.world, state, env.flat, start, min(start + EVERY, jobs) - 1, True)
+        rollout.roll_on(env.world, state, env.flat, start, min(start + EVERY, jobs) - 1, learned)
     return state.times[:, END] - env.world.job[:, SUBMIT], state
 
 
@@ -78,58 +81,77 @@ def first_jobs(task: Task, count: int) -> Task:
     return msgspec.structs.replace(task, workload=workload, told=task.told[:count], mean=task.mean[:count], **changes)
 
 
-def imagine(env: Environment, runs: RunTimes, seed: int) -> None:
-    """Makes run times what they are believed to be, drawn by their spread: the site as far as it is known."""
-    expected, spread = runs.expected()
-    luck = np.random.default_rng(seed).normal(size=len(expected))
-    drawn = expected * np.exp(spread * luck[:, None] - spread**2 / 2)
-    env.world.pair[:, :, EXPECTED], env.world.pair[:, :, SPREAD] = expected, spread
-    env.world.pair[:, :, TRUE] = np.where(np.isfinite(expected), drawn, np.inf)
-
-
-def better(before: Weights, after: Weights, env: Environment, runs: RunTimes, seed: int) -> Weights:
-    """Whichever does better at the site as it is known, with other luck than the steps were taken on."""
-    totals = [0.0, 0.0]
-    for turn in range(4):
-        imagine(env, runs, seed + 1 + turn)
-        for number, weights in enumerate((before, after)):
-            env.set_weights(weights)
-            totals[number] += env.play().avg_jct
-    return after if totals[1] < totals[0] else before
-
-
 def adaptation(
     weights: Weights, seeds: Sequence[int], mixture: Mixture, recipe: Recipe, jobs: int, progress: Progress
-) -> list[Adapted]:
-    """For each unseen site: after `jobs` ended jobs, against one trained there from nothing on 100 times as many."""
+) -> list[Site]:
+    """For each unseen site: after `jobs` ended jobs, beside one trained there from nothing on 100 times as many.
+
+    *frozen*: what is believed of run times stays as it is after those jobs; else it takes in what ends, as the daemon
+    does. *, place*: the real simulator with the advisor's rounds; else training's, at submission only.
+    """
     found = []
     for number, seed in enumerate(seeds):
         log = first_jobs(draw_task(seed, mixture), jobs)
         site, runs = Environment(log, weights), RunTimes(log, prior_of(mixture))
         _, state = play_learning(site, runs, learning=True)
         runs.learn_from(site.world, state, np.inf)
-        imagine(site, runs, seed)
-        budget = Budget(rounds=2, steps=3, forks=jobs // 2)
-        tuned = better(weights, fine_tune(weights, [site], seed % 1000, budget, recipe), site, runs, seed)
-        new = fine_tune(PlacementNetwork(seed % 1000).export(), [site], seed % 1000, budget, recipe)
-        task = draw_task(seed, mixture, episode=1)
-        there = runs.for_task(task)
-        scores = []
-        for chosen, learned in ((tuned, True), (weights, True), (weights, False), (new, True)):
-            env = Environment(task, chosen)
-            there.tell(env.world)
-            scores.append(env.play(learned).avg_jct)
-        going_on = float(play_learning(Environment(task, tuned), runs.for_task(task), learning=True)[0].mean())
-        env = Environment(task, weights)
-        tell_truth(task, env.world)
-        known = env.play().avg_jct
+        networks = {"posterior only": weights} | _networks(weights, log, runs, recipe, seed)
+        informed = {"known": weights}
         if recipe.iterations:
-            env.set_weights(_train_there(seed, mixture, recipe, 100 * jobs // mixture.jobs + 1))
-        adapted, untuned, arithmetic, from_nothing = scores
-        trained = env.play().avg_jct
-        found.append(Adapted(adapted, trained, untuned, arithmetic, from_nothing, going_on, known))
-        progress(f"adaptation {number + 1} of {len(seeds)}: {scores[0] / found[-1].trained - 1:+.3f}")
+            informed["trained there"] = _train_there(seed, mixture, recipe, _workloads(jobs, mixture))
+        row: Site = {}
+        # Workload 0 is the log's, 2 and those after it are of the training there.
+        after = 2 + _workloads(jobs, mixture)
+        for episode in (1, *range(after, after + EVALUATED - 1)):
+            for name, seconds in _played(draw_task(seed, mixture, episode), networks, informed, runs).items():
+                row[name] = row.get(name, 0.0) + seconds / EVALUATED
+        found.append(row)
+        told = ", ".join(f"{name} {seconds:.0f}" for name, seconds in row.items())
+        progress(f"adaptation {number + 1} of {len(seeds)}: {told}")
     return found
+
+
+def _played(task: Task, networks: dict[str, Weights], informed: dict[str, Weights], runs: RunTimes) -> Site:
+    """One more workload of the site by each of them."""
+    row: Site = {}
+    for name, chosen in networks.items():
+        env = Environment(task, chosen)
+        runs.for_task(task).tell(env.world)
+        row[f"{name}, frozen"] = env.play().avg_jct
+        row[name] = float(play_learning(env, runs.for_task(task), learning=True)[0].mean())
+        if name in ("posterior only", "adapted"):
+            row[f"{name}, frozen, place"] = _average(env, run_learning(env, runs.for_task(task), until=-np.inf))
+            row[f"{name}, place"] = _average(env, run_learning(env, runs.for_task(task)))
+    env = Environment(task, networks["posterior only"])
+    row["arithmetic"] = float(play_learning(env, runs.for_task(task), True, learned=False)[0].mean())
+    row["arithmetic, place"] = _average(env, run_learning(env, runs.for_task(task), learned=False))
+    for name, chosen in informed.items():
+        env = Environment(task, chosen)
+        tell_truth(task, env.world)
+        row[name] = env.play().avg_jct
+        row[f"{name}, place"] = _average(env, run_learning(env, None))
+    return row
+
+
+def _workloads(jobs: int, mixture: Mixture) -> int:
+    """How many workloads are a hundred times as many jobs."""
+    return 100 * jobs // mixture.jobs + 1
+
+
+def _networks(weights: Weights, log: Task, runs: RunTimes, recipe: Recipe, seed: int) -> dict[str, Weights]:
+    """What a few steps, and as many as training there has, make of the weights on the site as far as it is known."""
+    sites = imagined_sites(log, runs, weights, _workloads(len(log.app), recipe.mixture), recipe.mixture.jobs, seed)
+    trials = imagined_sites(log, runs, weights, TRIALS, recipe.mixture.jobs, seed + len(sites))
+    budget = Budget(rounds=2, steps=3, forks=len(log.app) // 2)
+    networks = {"few steps": better(weights, fine_tune(weights, sites[:1], seed % 1000, budget, recipe), trials)}
+    new = PlacementNetwork(seed % 1000).export()
+    networks["few steps, without meta-training"] = fine_tune(new, sites[:1], seed % 1000, budget, recipe)
+    adapted = train_on(weights, sites, recipe, seed % 1000) if recipe.iterations else weights
+    return networks | {"adapted": better(weights, adapted, trials)}
+
+
+def _average(env: Environment, schedule: Schedule) -> float:
+    return float((schedule.end - env.world.job[:, SUBMIT]).mean())
 
 
 def _train_there(seed: int, mixture: Mixture, recipe: Recipe, episodes: int) -> Weights:
@@ -145,38 +167,46 @@ def _train_there(seed: int, mixture: Mixture, recipe: Recipe, episodes: int) -> 
     return trainer.weights()
 
 
-class Shifted(msgspec.Struct, frozen=True):
-    """Average completion times after an abrupt shift of the app mix, in seconds."""
+def shift(weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Progress) -> list[Site]:
+    """Half-way all apps change; one policy goes on learning from what ends, the other stays as it was before.
 
-    adapted: float
-    not_adapted: float
-    arithmetic: float  # adapting as well
-    plain: float  # adapting, without what other sites have taught of run times
-    plain_not_adapted: float
-    known: float  # mean run times known from the start: as if it had adapted at once
-
-
-def shift(weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Progress) -> list[Shifted]:
-    """Half-way all apps change; one policy goes on learning from what ends, the other stays as it was before."""
+    Completion times of the jobs after the shift. *, place*: the real simulator with the advisor's rounds; *,
+    submission*: there, at submission only; *, training*: training's simulator.
+    """
     found = []
-    arithmetic = weights._replace(head_w3=np.zeros(SHAPES["head_w3"]), head_b3=np.zeros(SHAPES["head_b3"]))
+    prior, plain = prior_of(mixture), plain_prior()
     for number, seed in enumerate(seeds):
         task = draw_task(seed, mixture, shift=True)
         half = len(task.app) // 2
-        means = []
-        prior = prior_of(mixture)
-        for chosen, learning, start in (
-            (weights, True, prior),
-            (weights, False, prior),
-            (arithmetic, True, prior),
-            (weights, True, plain_prior()),
-            (weights, False, plain_prior()),
-        ):
-            env = Environment(task, chosen)
-            means.append(float(play_learning(env, RunTimes(task, start), learning, half)[0][half:].mean()))
         env = Environment(task, weights)
+        at = float(env.world.job[half, SUBMIT])
+        row: Site = {}
+
+        def note(name: str, completions: Floats, half: int = half, row: Site = row) -> None:
+            row[name] = float(completions[half:].mean())
+            row[f"{name}, after {LEARNING}"] = float(completions[half + LEARNING :].mean())
+            for number, quarter in enumerate(np.array_split(completions[half:], 4)):
+                row[f"{name}, quarter {number + 1}"] = float(quarter.mean())
+
+        for name, until, runs, learned in (
+            ("adapted", np.inf, RunTimes(task, prior), True),
+            ("not adapted", at, RunTimes(task, prior), True),
+            ("arithmetic", np.inf, RunTimes(task, prior), False),
+            ("plain prior", np.inf, RunTimes(task, plain), True),
+            ("plain prior, not adapted", at, RunTimes(task, plain), True),
+            ("known", np.inf, None, True),
+        ):
+            for where in ("place", "submission"):
+                if runs is None:
+                    tell_truth(task, env.world)
+                fresh = None if runs is None else runs.for_task(task)
+                schedule = run_learning(env, fresh, until, learned, rounds=where == "place")
+                note(f"{name}, {where}", schedule.end - env.world.job[:, SUBMIT])
+        for name, learning in (("adapted, training", True), ("not adapted, training", False)):
+            note(name, play_learning(env, RunTimes(task, prior), learning, half)[0])
         tell_truth(task, env.world)
-        means.append(float(_completions(env)[half:].mean()))
-        found.append(Shifted(*means))
-        progress(f"shift {number + 1} of {len(seeds)}: {means[1] / means[0]:.3f}")
+        note("known, training", _completions(env))
+        found.append(row)
+        gains = (row[f"not adapted, {where}"] / row[f"adapted, {where}"] for where in WHERE)
+        progress(f"shift {number + 1} of {len(seeds)}: {', '.join(f'{gain:.3f}' for gain in gains)}")
     return found

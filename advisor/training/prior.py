@@ -18,6 +18,10 @@ from advisor.training.tasks import Mixture, Task, draw_task
 
 TASKS, FIRST_SEED, ROUNDS = 300, 40_000, 30
 _FEWEST = 1e-4
+# One run against the next, where nobody has looked; and for how many spreads a learned prior stands, from how many runs
+# of an app each is told.
+PLAIN_NOISE = 0.35
+_NOISES, _FEWEST_RUNS = 6, 10
 
 
 class Prior(msgspec.Struct, frozen=True):
@@ -26,6 +30,7 @@ class Prior(msgspec.Struct, frozen=True):
     mean: tuple[Floats, Floats]  # coefficients of `_explained`
     slopes: tuple[Floats, Floats]  # covariance of an app's own coefficients over `_figures`
     own: tuple[float, float]  # variance of what is left
+    noise: tuple[float, ...] = (PLAIN_NOISE,)  # spreads of one run against the next, an app's being any of them
 
     def of(self, task: Task, app: int) -> tuple[Floats, Floats]:
         """Mean and covariance of the logarithm of the app's run time over what is told, in each place."""
@@ -61,6 +66,7 @@ def learned_prior(taste: float = Mixture().taste, told_off: float = Mixture().to
     """The prior of the tasks that training draws, or of others whose apps are less alike (see `Mixture`)."""
     mixture = Mixture(jobs=200, oracle=0.0, new_apps=1.0, workflows=0.0, contended=0.0, taste=taste, told_off=told_off)
     groups: list[list[tuple[Floats, Floats, Floats]]] = [[], []]
+    noise: list[float] = []
     for seed in range(FIRST_SEED, FIRST_SEED + TASKS):
         task = draw_task(seed, mixture)
         figures = _figures(task.figures)
@@ -70,8 +76,19 @@ def learned_prior(taste: float = Mixture().taste, told_off: float = Mixture().to
                 off = np.log(task.mean[jobs[0]] / task.told[jobs[0]])
                 told = int(len(graph.kernels) > 0)
                 groups[told].append((_explained(figures, graph.sensitivity), figures, off))
-    found = [_fit(rows) for rows in groups]
-    return Prior(*((part[0], part[1]) for part in zip(*found, strict=True)))
+            if len(jobs) >= _FEWEST_RUNS:
+                first = task.cluster.places[0].processor
+                ran = [j for j in jobs if first in task.workload.jobs[j].run_time]
+                runs = [task.workload.jobs[j].run_time[first] / task.mean[j, 0] for j in ran]
+                noise.append(float(np.std(np.log(runs), ddof=1)))
+    others, annotated = (_fit(rows) for rows in groups)
+    usual = np.quantile(noise, (np.arange(_NOISES) + 0.5) / _NOISES)
+    return Prior(
+        mean=(others[0], annotated[0]),
+        slopes=(others[1], annotated[1]),
+        own=(others[2], annotated[2]),
+        noise=tuple(usual.tolist()),
+    )
 
 
 def _fit(rows: list[tuple[Floats, Floats, Floats]]) -> tuple[Floats, Floats, float]:

@@ -1,9 +1,13 @@
 """What a site's jobs teach of run times in the studies of adaptation, before and after they end."""
 
+import msgspec
 import numpy as np
 
-from advisor.training.environment import world_of
-from advisor.training.posterior import RunTimes
+from advisor.policy.learned.network import PlacementNetwork
+from advisor.training.environment import Environment, world_of
+from advisor.training.imagined import better, imagined_sites, imagined_task
+from advisor.training.learning_runs import run_learning
+from advisor.training.posterior import RunTimes, tell_truth
 from advisor.training.prior import plain_prior
 from advisor.training.tasks import Mixture, draw_task
 from advisor.training.world import END, EXPECTED, START, new_state
@@ -52,6 +56,81 @@ def test_apps_that_differ_more_do_so_between_places_and_annotations_that_are_off
     same = draw_task(6, Mixture(**{**_fields(SITE), "apps": (1, 1)}))
     ratio = off.told / same.told
     assert np.allclose(ratio, ratio[0, 0]) and abs(np.log(ratio[0, 0])) > 0.01
+
+
+def test_apps_whose_runs_are_alike_are_known_sooner():
+    task = draw_task(5, SITE)
+    prior = msgspec.structs.replace(plain_prior(), noise=(0.1, 0.6))
+    jobs, here = np.arange(4), np.zeros(4, dtype=np.int64)
+    task = msgspec.structs.replace(task, app=np.zeros_like(task.app))
+    spreads = []
+    for seconds in (np.array([1.0, 1.1, 0.9, 1.0]), np.array([1.0, 2.5, 0.4, 1.0])):
+        runs = RunTimes(task, prior)
+        runs.observe(jobs, here, 3.0 * seconds * task.told[jobs, here])
+        spreads.append(runs.expected()[1][0, 0])
+    assert spreads[0] < 0.2 and spreads[1] > 0.5
+
+
+def test_while_jobs_end_run_times_become_known_with_and_without_rounds_unless_learning_has_stopped():
+    task = draw_task(7, SITE)
+    env = Environment(task, PlacementNetwork(0).export())
+    before = _error(RunTimes(task, plain_prior()), task)
+    for rounds in (True, False):
+        runs, still = RunTimes(task, plain_prior()), RunTimes(task, plain_prior())
+        schedule = run_learning(env, runs, rounds=rounds)
+        assert np.isfinite(schedule.end).all()
+        assert _error(runs, task) < 0.7 * before
+        run_learning(env, still, until=-np.inf, rounds=rounds)
+        assert _error(still, task) == before
+
+
+def test_what_has_been_told_stays_told_where_nothing_is_learned():
+    task = draw_task(7, SITE)
+    env = Environment(task, PlacementNetwork(0).export())
+    tell_truth(task, env.world)
+    told = env.world.pair[:, :, EXPECTED].copy()
+    run_learning(env, None)
+    assert np.array_equal(env.world.pair[:, :, EXPECTED], told)
+
+
+def test_an_imagined_workload_has_the_logs_apps_and_processors_and_differs_by_what_is_not_known():
+    log, weights = draw_task(8, SITE), PlacementNetwork(0).export()
+    unsure, sure = RunTimes(log, plain_prior()), RunTimes(log, plain_prior())
+    for place in range(log.told.shape[1]):
+        jobs = np.repeat(np.flatnonzero(np.isfinite(log.expected[:, place])), 30)
+        sure.observe(jobs, np.full(len(jobs), place), log.mean[jobs, place])
+    usual = np.bincount(log.app).argmax()
+    apart = {}
+    for name, runs in (("unsure", unsure), ("sure", sure)):
+        drawn = [imagined_task(log, runs, weights, 90, seed) for seed in range(6)]
+        assert drawn[0].workload == imagined_task(log, runs, weights, 90, 0).workload
+        for task in drawn:
+            assert len(task.workload.jobs) == 90
+            assert set(task.app) <= set(log.app)
+            submits = [job.submit for job in task.workload.jobs]
+            assert submits == sorted(submits)
+            assert all(job.run_time.keys() <= log.workload.jobs[0].run_time.keys() for job in task.workload.jobs)
+        apart[name] = np.std([np.log(task.mean / task.told)[task.app == usual].mean() for task in drawn])
+    assert apart["sure"] < 0.2 * apart["unsure"]
+
+
+def test_weights_are_kept_only_if_they_do_clearly_better_at_the_site_as_it_is_known():
+    log, good = draw_task(9, SITE), PlacementNetwork(0).export()
+    # Runs count for little, so that every job goes where it waits least.
+    bad = good._replace(head_b3=np.array([1.5, -1.5]))
+    trials = imagined_sites(log, RunTimes(log, plain_prior()), good, 2, 60, seed=1)
+    average = [sum(env.set_weights(w) or env.play().avg_jct for env in trials) for w in (good, bad)]
+    assert min(average) < 0.9 * max(average)
+    best = (good, bad)[average.index(min(average))]
+    assert better(good, bad, trials) is best and better(bad, good, trials) is best
+    # One that does as well is not worth the change.
+    assert better(good, good._replace(), trials) is good
+
+
+def _error(runs, task):
+    """How far off the logarithm of what is expected is, on average."""
+    possible = np.isfinite(task.expected)
+    return float(np.abs(np.log(runs.expected()[0] / task.mean))[possible].mean())
 
 
 def _fields(mixture):
