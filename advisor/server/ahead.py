@@ -10,8 +10,8 @@ out, so a hook that has sent another one since passes it over. A new snapshot, o
 somebody else take it back; and it is good for `GOOD_S` at most.
 
 Notes are looked for, not waited for: a process that slurmctld wakes up takes the core from it, or makes it send an
-interrupt to another one. As long as an answer may be used, that is done every few milliseconds, and before anything is
-decided.
+interrupt to another one. As long as an answer may be used, that is done every few milliseconds (`watcher`), and before
+anything is decided.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import msgspec
 
 from advisor import protocol
 from advisor.server.preparing import Prepared, Preparing
+from advisor.server.watcher import PAUSE_S, Watcher
 
 # As many as the hook keeps; a request that did not come again for so long is prepared for no more.
 MAX_KINDS, KEEP_S = 8, 60.0
@@ -34,10 +35,8 @@ GOOD_S = 2.0
 # So long may be spent on preparing after a decision. Whoever asks meanwhile waits for the one answer that is just being
 # worked out, and where a policy takes long, only the latest kinds are prepared for.
 ROUND_US = 5000.0
-# How often notes are looked for: soon after something has come, then more seldom, but often enough that of two
-# submissions after a pause the second does not come before the first was seen. Then not at all, this long after the
-# last answer was good.
-FIRST_LOOK_S, SLOWER, LAST_LOOK_S, OVER_S = 0.003, 1.2, 0.008, 0.5
+# Nobody looks for notes any more this long after the last answer was good; found out that often.
+OVER_S, ASK_OVER_S = 0.5, 0.25
 # Answers that one hook may still use; more than its kinds, as new ones replace some that it may just be reading.
 _MAX_WAITING = 4 * MAX_KINDS
 
@@ -55,6 +54,10 @@ class Hearer(Protocol):
 
     def look(self) -> bool:
         """Takes in what has come, on a connection that is not waited for; false where the peer is gone."""
+        ...
+
+    def fileno(self) -> int:
+        """Of that connection; -1 where it is closed."""
         ...
 
 
@@ -83,10 +86,12 @@ class _Audience:
 class Ahead:
     """What is prepared, for all hooks that are connected. Belongs to the event loop."""
 
-    def __init__(self, begin: Callable[[], Preparing], busy: Callable[[], bool]) -> None:
+    def __init__(self, begin: Callable[[], Preparing], busy: Callable[[], bool], settle: Callable[[], None]) -> None:
         self._begin, self._busy = begin, busy  # busy: what was decided last is not on the ledger yet
+        self._settle = settle  # reads the notes, and completes what they tell of
         self._audiences: dict[Hearer, _Audience] = {}
-        self._notes: list[Hearer] = []
+        self._notes: dict[Hearer, int] = {}  # → the watched file descriptor
+        self._watcher = Watcher(settle)
         self._due: deque[tuple[Hearer, int]] = deque()
         self._under_way: Preparing | None = None
         self._for: list[tuple[Hearer, _Audience]] = []  # what is under way
@@ -94,8 +99,8 @@ class Ahead:
         self._spent_us = 0.0
         self._number = random.getrandbits(48)  # what another daemon has prepared is never taken for one of ours
         self._turn: asyncio.Handle | None = None
-        self._looking: asyncio.TimerHandle | None = None
-        self._pause_s, self._look_until = FIRST_LOOK_S, 0.0
+        self.looking: asyncio.TimerHandle | None = None  # None: nobody looks for notes
+        self._look_until = 0.0
         self._encoder = msgspec.json.Encoder()
 
     def asked(self, hearer: Hearer, request: protocol.SubmitRequest) -> None:
@@ -110,13 +115,18 @@ class Ahead:
 
     def notes_come(self, hearer: Hearer) -> None:
         """On this connection a hook will note what it uses."""
-        self._notes.append(hearer)
+        self._notes[hearer] = hearer.fileno()
+        self._watcher.watch(hearer.fileno())
+        # What has come with this word is not there to be found any more.
+        asyncio.get_running_loop().call_later(PAUSE_S, self._settle)
 
     def read_notes(self) -> None:
         """Takes in what hooks have noted."""
         for hearer in list(self._notes):
             if not hearer.look():
-                self._notes.remove(hearer)
+                number = self._notes.pop(hearer)
+                if number not in self._notes.values():  # by now another connection's
+                    self._watcher.forget(number)
 
     def used(self, number: int) -> tuple[Hearer, Prepared] | None:
         """Who has used which answer; None where it was never prepared, or has been forgotten."""
@@ -125,7 +135,6 @@ class Ahead:
             if found is not None:
                 audience.notes += 1
                 audience.heard(found.request)
-                self._pause_s = FIRST_LOOK_S
                 return hearer, found
         return None
 
@@ -212,18 +221,18 @@ class Ahead:
             message=reply.message,
         )
         self._look_until = time.monotonic() + GOOD_S + OVER_S
-        if self._looking is None:
-            self._pause_s = FIRST_LOOK_S
-            self._looking = asyncio.get_running_loop().call_later(self._pause_s, self._look)
+        if self.looking is None:
+            self.looking = asyncio.get_running_loop().call_later(ASK_OVER_S, self._ask_whether_over)
+            self._watcher.begin()
         audience.gone = not hearer.say(self._encoder.encode(line) + b"\n")
 
-    def _look(self) -> None:
-        self._looking = None
-        self.read_notes()
+    def _ask_whether_over(self) -> None:
+        self.looking = None
+        self._settle()
         if time.monotonic() < self._look_until:
-            self._pause_s = min(self._pause_s * SLOWER, LAST_LOOK_S)
-            self._looking = asyncio.get_running_loop().call_later(self._pause_s, self._look)
+            self.looking = asyncio.get_running_loop().call_later(ASK_OVER_S, self._ask_whether_over)
             return
+        self._watcher.end()
         for hearer, audience in list(self._audiences.items()):
             audience.waiting.clear()
             if audience.gone:

@@ -215,6 +215,10 @@ class Connection(asyncio.BufferedProtocol):
         self.advance()
         return True
 
+    def fileno(self) -> int:
+        """Of the socket that is looked at; -1 when it is closed."""
+        return self._socket.fileno() if self._socket is not None else -1
+
     async def finish(self) -> None:
         """Closes once the answer under way is sent, and what was noted is read."""
         if self._quiet:
@@ -300,7 +304,7 @@ class Connection(asyncio.BufferedProtocol):
     def _send(self, answer: Answer) -> None:
         if answer.line:
             self._write(answer.line)
-        if answer.after is not None:
+        if answer.after is not None and not self._quiet:  # whoever looks there does it then
             asyncio.get_running_loop().call_later(PAUSE_S, answer.after)
         if answer.quiet and self._transport is not None:
             self._quiet = True

@@ -64,7 +64,7 @@ class HotPath:
         self, settings: Settings, policy: Policy, counters: Counters, record: Record, status: Callable[[], Status]
     ) -> None:
         self.snapshot: Snapshot | None = None
-        self._ahead = Ahead(self._begin_preparing, lambda: self._unfinished is not None)
+        self._ahead = Ahead(self._begin_preparing, lambda: self._unfinished is not None, self.settle)
         self.configure(settings, policy)
         self.ledger: Ledger = Ledger()
         self._counters = counters

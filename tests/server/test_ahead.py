@@ -312,7 +312,7 @@ def test_memory_is_bounded_by_the_last_few_kinds_and_peers_that_are_gone_are_for
         hook.there = False
         await site.poll()  # nobody is there to be told
         clock.ahead_s = 10.0
-        while site.hot._ahead._looking is not None:
+        while site.hot._ahead.looking is not None:
             await asyncio.sleep(0.01)
         return kinds, len(site.hot._ahead._audiences)
 
@@ -338,7 +338,7 @@ def test_an_idle_daemon_prepares_nothing_and_looks_for_nothing(clock):
         await turns()
         assert hook.prepared() is not None
         clock.ahead_s = 10.0
-        while site.hot._ahead._looking is not None:
+        while site.hot._ahead.looking is not None:
             await asyncio.sleep(0.01)
         heard = len(hook.heard)
         await site.poll()
