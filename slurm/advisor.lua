@@ -60,7 +60,7 @@ local PREPARED = format('^{"v":%d,"prepared":(%%d+)[,}]', advisor.PROTOCOL)
 -- The daemon does not wait for what comes on a connection that begins with this, but looks there now and then: waking
 -- it up would cost more than all the rest.
 local NOTES = format('{"v":%d,"op":"notes"}\n', advisor.PROTOCOL)
-local USED = format('{"v":%d,"op":"used","number":%%.0f}\n', advisor.PROTOCOL)
+local USED = format('{"v":%d,"op":"used","number":', advisor.PROTOCOL)
 
 -- What a request tells, in this order: the names in job_desc and on the wire, what a value is, and its limit.
 local FIELDS, KEYS, FORMS, LIMITS, PLACE = {}, {}, {}, {}, {}
@@ -214,20 +214,20 @@ local function fresh(read, keep, now) return now >= read and now - read < keep e
 -- The text of the list as a whole, and the names in it, in the order in which `pairs` gives them.
 local list_names, list_text = {}, nil
 
-local function same_list(part_list)
+local function same_list(part_list, names)
   local n = 0
   for name in pairs(part_list) do
     n = n + 1
-    if list_names[n] ~= name then return false end
+    if names[n] ~= name then return false end
   end
-  return list_names[n + 1] == nil
+  return names[n + 1] == nil
 end
 
 local function encode_partitions(part_list, now)
   if not fresh(partitions_read, KEEP_PARTITIONS, now) then
     partition_cache, partitions_read, list_text = {}, now, nil
   end
-  if list_text and same_list(part_list) then return list_text end
+  if list_text and same_list(part_list, list_names) then return list_text end
   local encoded, names, n = {}, {}, 0
   for name, record in pairs(part_list) do
     local text = partition_cache[name]
@@ -375,6 +375,7 @@ end
 -- Kinds of requests: those that read alike are of one kind, and the last few kinds are known again. Then nothing has
 -- to be put together, and the daemon may have prepared an answer.
 local kinds, newest_kind, turn = {}, 0, 0
+local latest -- the kind of the last submission
 local NO_KIND = {}
 
 local function is_of(kind)
@@ -385,14 +386,56 @@ local function is_of(kind)
   return true
 end
 
--- The kind of the submission that was read: its `line` is the request; or nil and why nobody is asked.
-local function kind_of_request()
+-- From `read_at` until `good_until`, nothing that is kept for all requests has to be read again for this kind either.
+local function note_reading(kind, now)
+  latest = kind
+  kind.names, kind.read_at = list_names, now
+  local oldest = partitions_read < defaults.read and partitions_read or defaults.read
+  local names = names_read + KEEP_NAMES
+  kind.good_until = oldest + KEEP_PARTITIONS < names and oldest + KEEP_PARTITIONS or names
+end
+
+-- Whether a submission reads as the last one did. The shortest way to know the kind where users submit alike jobs:
+-- nothing is stored, and the first difference ends it. As `read_request`, or nil where there is one.
+local function read_as_latest(job_desc, part_list, submit_uid, now)
+  local kind = latest
+  if not kind or now < kind.read_at or now >= kind.good_until then return nil end
+  local known, n = kind.values, SIMPLE
+  if (number_of(job_desc.user_id, NO_VAL) or number_of(submit_uid, NO_VAL) or false) ~= known[n + 7] then return nil end
+  for i = 1, SIMPLE do
+    if (job_desc[FIELDS[i]] or false) ~= known[i] then return nil end
+  end
+  local memory = job_desc.min_mem_per_node
+  if (memory or false) ~= known[n + 1]
+    or (memory == nil and job_desc.min_mem_per_cpu or false) ~= known[n + 2] then return nil end
+  local account, qos = job_desc.account or false, job_desc.qos or false
+  if account == "" then account = false end
+  if qos == "" then qos = false end
+  if account ~= known[n + 3] or qos ~= known[n + 5] then return nil end
+  local script, environment = job_desc.script, false
+  local batch = type(script) == "string"
+  if batch ~= known[BATCH] or (batch and head_of(script)) ~= known[n + 9] then return nil end
+  if batch then
+    environment = job_desc.environment
+    for i = 1, #ENVIRONMENT do
+      if (environment[ENVIRONMENT[i]] or false) ~= known[TOLD + i] then return nil end
+    end
+  end
+  if not same_list(part_list, kind.names) then return nil end
   turn = turn + 1
+  kind.turn = turn
+  return environment
+end
+
+-- The kind of the submission that was read: its `line` is the request; or nil and why nobody is asked.
+local function kind_of_request(now)
+  turn, latest = turn + 1, nil
   local oldest
   for i = 1, #kinds do
     local kind = kinds[i]
     if is_of(kind) then
       kind.turn = turn
+      note_reading(kind, now)
       return kind
     end
     if not oldest or kind.turn < kinds[oldest].turn then oldest = i end
@@ -407,6 +450,7 @@ local function kind_of_request()
   local kind = { id = format("%d", newest_kind), line = line, values = values, turn = turn }
   values = {}
   kinds[#kinds < MAX_KINDS and #kinds + 1 or oldest] = kind
+  note_reading(kind, now)
   return kind
 end
 
@@ -418,7 +462,7 @@ local turns = 0 -- requests and notes since connected
 local prepared = {} -- kind → the answer that the daemon prepared for the next submission of that kind
 
 local function forget_prepared()
-  if next(prepared) ~= nil then prepared = {} end
+  for kind in pairs(prepared) do prepared[kind] = nil end
 end
 
 local function disconnect()
@@ -562,9 +606,9 @@ local function exchange(line, knocked, kept, deadline)
   return reply, why
 end
 
--- Tells that an answer is used; whether it could be told.
+-- Tells that an answer is used, by its number as the daemon spelled it; whether it could be told.
 local function note(number, deadline)
-  local line = format(USED, number)
+  local line = USED .. number .. "}\n"
   if not notes then
     notes = connect(deadline)
     -- Whoever listens now may not be the one who prepared the answer.
@@ -652,14 +696,20 @@ local IN_HEAD = { "token", "number", "after", "until", "prepared" }
 local MAX_BODIES = 4 * MAX_KINDS
 local bodies, body_count = {}, 0 -- what follows a head → what `judge` found in it
 
+-- The message comes last, and tells other seconds each time: it is split off, and the rest need not be decoded again.
+local MESSAGE = '^(.-),"message":"([^"\\]*)"}$'
+
 -- The fields to set and the message of what follows a head; nil where it says something that it may not, false where
 -- the daemon says that it has no answer.
 local function judge_body(text, part_list)
+  local rest, own = match(text, MESSAGE)
+  if rest then text = rest .. "}" end
   local known = bodies[text]
   if known then
     -- Everything else in it has been looked at; which partitions the user may use is not for it to say.
     local partition = known.set.partition
     if partition and not usable_partitions(partition, part_list) then return nil end
+    if own then return known.set, one_line(own) end
     return known.set, known.message
   end
   local set, _, message, body = judge(HEADLESS .. text, part_list)
@@ -670,6 +720,7 @@ local function judge_body(text, part_list)
   end
   if body_count >= MAX_BODIES then bodies, body_count = {}, 0 end
   bodies[text], body_count = { set = set, message = message }, body_count + 1
+  if own then message = one_line(own) end
   return set, message
 end
 
@@ -678,13 +729,15 @@ local function judge_prepared(line, part_list)
   local number, after, until_, token, body = match(line, HEAD)
   if body and #token <= 128 then
     local set, message = judge_body(body, part_list)
-    return set, token, message, tonumber(number), tonumber(after), tonumber(until_)
+    return set, token, message, number, tonumber(after), tonumber(until_)
   end
   local set, message, answer
   set, token, message, answer = judge(line, part_list)
   if not set then return nil end
   if given(answer, "error") ~= nil then return false end
-  return set, token, message, given(answer, "number"), given(answer, "after"), given(answer, "until")
+  number = given(answer, "number")
+  number = type(number) == "number" and format("%.0f", number) or nil
+  return set, token, message, number, given(answer, "after"), given(answer, "until")
 end
 
 -- As `judge`, of the answer that was prepared for this kind; nil where there is none that holds. The daemon is told
@@ -698,7 +751,7 @@ local function use_prepared(kind, part_list, now, deadline)
     return nil
   end
   -- Worked out before our last submission, it knows nothing of that one. The clock may have been set back.
-  if after ~= turns or type(number) ~= "number" or type(until_) ~= "number"
+  if after ~= turns or not number or type(until_) ~= "number"
     or not (now < until_ and until_ - now <= MAX_AHEAD) then return nil end
   if not note(number, deadline) then
     disconnect()
@@ -721,18 +774,17 @@ end
 -- Sets every field or none: true, or false and why. The environment comes last because a variable
 -- that was not there cannot be taken away again.
 local function apply(job_desc, told, set, token, environment)
-  local before, comment = {}, nil
-  for field in pairs(set) do before[field] = told[PLACE[field]] or "" end -- "": slurmctld's "not given"
+  local already, comment
   if token then
     -- A space apart from what the site's own rules wrote there.
-    local already = job_desc.admin_comment
-    before.admin_comment = already or ""
+    already = job_desc.admin_comment
     local kept = type(already) == "string" and already ~= "" and already .. " " or ""
     comment = kept .. "advisor=" .. token
   end
   local done, why = pcall(put_everything, job_desc, set, comment, environment, token)
   if done then return true end
-  for field, value in pairs(before) do pcall(put, job_desc, field, value) end
+  for field in pairs(set) do pcall(put, job_desc, field, told[PLACE[field]] or "") end -- "": Slurm's "not given"
+  if comment then pcall(put, job_desc, "admin_comment", already or "") end
   return false, why
 end
 
@@ -796,11 +848,17 @@ local function consult(job_desc, part_list, submit_uid)
     if kept == nil then return failed(not_there) end
     knocked = #KNOCK
   end
-  local environment = read_request(job_desc, part_list, submit_uid, now)
-  local kind, why = kind_of_request()
-  if not kind then
-    disconnect() -- the daemon may have the beginning of a request
-    return complain(why)
+  local kind, why
+  local environment = read_as_latest(job_desc, part_list, submit_uid, now)
+  if environment ~= nil then
+    kind = latest
+  else
+    environment = read_request(job_desc, part_list, submit_uid, now)
+    kind, why = kind_of_request(now)
+    if not kind then
+      disconnect() -- the daemon may have the beginning of a request
+      return complain(why)
+    end
   end
 
   local set, token, message

@@ -1,16 +1,14 @@
 """Looks for what hooks have noted, in a thread that does nothing else.
 
 A note must not wake anybody up (slurmctld would pay for it), so somebody has to look every few milliseconds. The event
-loop could, but what it takes to wake it up, with cold caches each time, is several times what a look takes; and this
-thread never takes a core from slurmctld: it waits until one is free. It reads nothing. It only says that there is
-something to read, once slurmctld has had the time to end the submission that it was noted in.
+loop could, but what it takes to wake it up, with cold caches each time, is several times what a look takes. This
+thread reads nothing. It only says that there is something to read, once slurmctld has had the time to end the
+submission that it was noted in.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import select
 import threading
 import time
@@ -67,8 +65,6 @@ class Watcher:
             self._go.set()
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        with contextlib.suppress(OSError):  # for this thread alone; where that is forbidden, it looks all the same
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         while True:
             self._go.wait()
             time.sleep(LOOK_S)

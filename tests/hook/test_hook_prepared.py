@@ -115,6 +115,29 @@ def test_a_burst_of_answers_of_which_many_are_new_takes_each_as_it_is(
     assert len(preparing.asked) == 1
 
 
+MESSAGES = {
+    "plain": "about 5 min sooner",
+    "quotes": 'moved to "v100"',
+    "a backslash": "C:\\new",
+    "looks like an end": 'x","message":"y"}',
+    "not ASCII": "früher fertig",
+    "braces": "{v100}",
+}
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES.keys())
+def test_an_answer_like_the_last_one_but_for_its_message_tells_its_own(
+    preparing: Preparing, asked_once: Slurmctld, message: str
+) -> None:
+    for n, text in enumerate(("first", message, "last", message)):
+        preparing.say(prepared(after=1 + n, number=100 + n, message=text))
+        outcome = asked_once.submit()
+        assert outcome.fields == AS_PREPARED and outcome.told == [text]
+    preparing.say(prepared(after=5, number=104))
+    assert asked_once.submit().told == []
+    assert preparing.noted(*range(100, 105)) and len(preparing.asked) == 1
+
+
 def test_an_answer_with_its_fields_in_another_order_is_taken(preparing: Preparing, asked_once: Slurmctld) -> None:
     said = json.loads(prepared())
     preparing.say(compact({"v": 1, "prepared": 1, **{key: said[key] for key in reversed(said)}}))
@@ -197,6 +220,30 @@ def test_another_job_never_gets_it(preparing: Preparing, asked_once: Slurmctld, 
     assert [request["kind"] for request in preparing.asked] == [1, 2]
     assert asked_once.submit().fields == AS_ASKED  # and is outdated for the one that it was meant for
     assert preparing.used == []
+
+
+TOLD: dict[str, Any] = {
+    **dict.fromkeys(
+        ("features", "partition", "tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket"), "x"
+    ),
+    **dict.fromkeys(("name", "prefer", "licenses", "reservation", "req_nodes", "exc_nodes", "clusters"), "x"),
+    **dict.fromkeys(("cpus_per_tres", "mem_per_tres", "dependency", "array_inx", "comment", "extra"), "x"),
+    **dict.fromkeys(("time_limit", "time_min", "min_cpus", "num_tasks", "min_nodes", "max_nodes"), 3),
+    **dict.fromkeys(("het_job_offset", "cpus_per_task", "ntasks_per_node", "ntasks_per_tres", "shared"), 3),
+    **dict.fromkeys(("begin_time", "min_mem_per_node", "min_mem_per_cpu", "user_id"), 3),
+    **dict.fromkeys(("account", "qos"), "x"),
+    "script": "#!/bin/sh\n#ADVISOR app: x\n",
+}
+
+
+def test_a_job_that_differs_from_the_last_one_in_any_field_that_is_told_is_another_job(
+    preparing: Preparing, asked_once: Slurmctld
+) -> None:
+    for n, (field, value) in enumerate(TOLD.items()):
+        asked_once.submit({**UNCHANGED, field: value})
+        assert preparing.asked[-1]["kind"] == 2 + n, field
+        asked_once.submit()
+        assert preparing.asked[-1]["kind"] == 1, field
 
 
 def test_other_partitions_or_another_environment_make_another_job(preparing: Preparing, asked_once: Slurmctld) -> None:
