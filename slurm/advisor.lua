@@ -693,24 +693,36 @@ local HEAD = format(
   advisor.PROTOCOL)
 local HEADLESS = format('{"v":%d', advisor.PROTOCOL)
 local IN_HEAD = { "token", "number", "after", "until", "prepared" }
-local MAX_BODIES = 4 * MAX_KINDS
+local MAX_BODIES = 16 * MAX_KINDS
 local bodies, body_count = {}, 0 -- what follows a head → what `judge` found in it
 
--- The message comes last, and tells other seconds each time: it is split off, and the rest need not be decoded again.
-local MESSAGE = '^(.-),"message":"([^"\\]*)"}$'
+-- The message comes last and tells other times now and then: split off, so that the rest need not be decoded again.
+local MESSAGE = ',"message":"'
+
+local function keep_body(text, set, message)
+  if body_count >= MAX_BODIES then bodies, body_count = {}, 0 end
+  bodies[text], body_count = { set = set, message = message }, body_count + 1
+  return set, message
+end
 
 -- The fields to set and the message of what follows a head; nil where it says something that it may not, false where
 -- the daemon says that it has no answer.
 local function judge_body(text, part_list)
-  local rest, own = match(text, MESSAGE)
-  if rest then text = rest .. "}" end
   local known = bodies[text]
   if known then
     -- Everything else in it has been looked at; which partitions the user may use is not for it to say.
     local partition = known.set.partition
     if partition and not usable_partitions(partition, part_list) then return nil end
-    if own then return known.set, one_line(own) end
     return known.set, known.message
+  end
+  local begins, ends = find(text, MESSAGE, 1, true)
+  if begins then
+    local message = match(text, '^([^"\\]*)"}$', ends + 1) -- as it is spelled is what it says
+    if message then
+      local set = judge_body(sub(text, 1, begins - 1) .. "}", part_list)
+      if not set then return set end
+      return keep_body(text, set, one_line(message))
+    end
   end
   local set, _, message, body = judge(HEADLESS .. text, part_list)
   if not set then return nil end
@@ -718,10 +730,7 @@ local function judge_body(text, part_list)
   for _, name in ipairs(IN_HEAD) do
     if body[name] ~= nil then return nil end
   end
-  if body_count >= MAX_BODIES then bodies, body_count = {}, 0 end
-  bodies[text], body_count = { set = set, message = message }, body_count + 1
-  if own then message = one_line(own) end
-  return set, message
+  return keep_body(text, set, message)
 end
 
 -- As `judge`, then number, after and until of an answer that was prepared.

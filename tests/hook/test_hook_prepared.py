@@ -107,11 +107,11 @@ def test_a_burst_of_answers_of_which_many_are_new_takes_each_as_it_is(
     preparing: Preparing, asked_once: Slurmctld
 ) -> None:
     """More of them than the hook keeps of what it has looked at, some of them twice."""
-    for n in range(80):
-        preparing.say(prepared(after=1 + n, number=100 + n, token=f"t{n}", message=f"about {n % 50} min sooner"))
+    for n in range(300):
+        preparing.say(prepared(after=1 + n, number=100 + n, token=f"t{n}", message=f"about {n % 200} min sooner"))
         outcome = asked_once.submit()
         assert outcome.fields == AS_PREPARED | {"admin_comment": f"advisor=t{n}"}
-        assert outcome.told == [f"about {n % 50} min sooner"]
+        assert outcome.told == [f"about {n % 200} min sooner"]
     assert len(preparing.asked) == 1
 
 
