@@ -701,7 +701,12 @@ local MESSAGE = ',"message":"'
 
 local function keep_body(text, set, message)
   if body_count >= MAX_BODIES then bodies, body_count = {}, 0 end
-  bodies[text], body_count = { set = set, message = message }, body_count + 1
+  local partitions
+  if set.partition then
+    partitions = {}
+    for name in gmatch(set.partition, "[^,]+") do partitions[#partitions + 1] = name end
+  end
+  bodies[text], body_count = { set = set, message = message, partitions = partitions }, body_count + 1
   return set, message
 end
 
@@ -711,8 +716,10 @@ local function judge_body(text, part_list)
   local known = bodies[text]
   if known then
     -- Everything else in it has been looked at; which partitions the user may use is not for it to say.
-    local partition = known.set.partition
-    if partition and not usable_partitions(partition, part_list) then return nil end
+    local partitions = known.partitions
+    for i = 1, partitions and #partitions or 0 do
+      if part_list[partitions[i]] == nil then return nil end
+    end
     return known.set, known.message
   end
   local begins, ends = find(text, MESSAGE, 1, true)

@@ -66,7 +66,7 @@ class Site:
         self.database = folder / "advisor.db"
         self._daemon: subprocess.Popen[bytes] | None = None
 
-    def configure(self, mode: str, poll_s: float = 1.0) -> None:
+    def configure(self, mode: str, poll_s: float = 1.0, collect_s: float = 2.0) -> None:
         """Writes advisor.yaml; a running daemon rereads it."""
         settings = {
             "paths": {"socket": str(self.stage.run_folder / "advisor.sock"), "database": str(self.database)},
@@ -77,7 +77,7 @@ class Site:
             "experiment": {"holdout": 0.0},
             # Seconds stand for hours here.
             "policy": {"min_gain_s": 1},
-            "log": {"collect_s": 2},
+            "log": {"collect_s": collect_s},
         }
         self.config.write_text(yaml.safe_dump(settings, sort_keys=False))
         if self._daemon is not None:
