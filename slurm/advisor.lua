@@ -57,6 +57,7 @@ local concat = table.concat
 local KNOCK = format('{"v":%d,"op":"submit"', advisor.PROTOCOL)
 -- So begins what the daemon sends unasked: an answer prepared for requests of a kind; kind 0: none holds any more.
 local PREPARED = format('^{"v":%d,"prepared":(%%d+)[,}]', advisor.PROTOCOL)
+local PREPARED_FOR = format('{"v":%d,"prepared":%%d,', advisor.PROTOCOL)
 -- The daemon does not wait for what comes on a connection that begins with this, but looks there now and then: waking
 -- it up would cost more than all the rest.
 local NOTES = format('{"v":%d,"op":"notes"}\n', advisor.PROTOCOL)
@@ -447,7 +448,10 @@ local function kind_of_request(now)
     return NO_KIND
   end
   newest_kind = newest_kind + 1
-  local kind = { id = format("%d", newest_kind), line = line, values = values, turn = turn }
+  local kind = {
+    id = format("%d", newest_kind), line = line, values = values, turn = turn,
+    answer = format(PREPARED_FOR, newest_kind), -- so begins the one that is prepared for it
+  }
   values = {}
   kinds[#kinds < MAX_KINDS and #kinds + 1 or oldest] = kind
   note_reading(kind, now)
@@ -501,6 +505,10 @@ end
 
 -- Whether a line is an answer that was prepared, which is then put aside.
 local function put_aside(line)
+  if latest and find(line, latest.answer, 1, true) == 1 then -- mostly
+    prepared[latest.id] = line
+    return true
+  end
   local kind = match(line, PREPARED)
   if kind == "0" then
     forget_prepared()
@@ -515,7 +523,7 @@ end
 local function in_order(conn) -- which waits for nothing since its last reply was read
   local bytes = 0
   repeat
-    local line, why, part = conn:receive("*l")
+    local line, why, part = conn:receive() -- a line
     if not line then return why == "timeout" and part == "" end
     bytes = bytes + #line + 1
     if bytes > MAX_REPLY or not put_aside(line) then return false end
