@@ -284,9 +284,11 @@ local function head_of(script)
   return head
 end
 
--- Reads what a request tells. The environment of a batch job, false for srun and salloc.
-local function read_request(job_desc, part_list, submit_uid, now)
-  for n = 1, SIMPLE do values[n] = job_desc[FIELDS[n]] or false end
+-- Reads what a request tells; its first `same` fields are known to be as in `known`. The environment of a batch job,
+-- false for srun and salloc.
+local function read_request(job_desc, part_list, submit_uid, now, same, known)
+  for n = 1, same do values[n] = known[n] end
+  for n = same + 1, SIMPLE do values[n] = job_desc[FIELDS[n]] or false end
   local n = SIMPLE
   -- slurmctld answers nil unless the user asked for it: --mem and --mem-per-cpu share one field.
   local memory = job_desc.min_mem_per_node
@@ -397,32 +399,34 @@ local function note_reading(kind, now)
 end
 
 -- Whether a submission reads as the last one did. The shortest way to know the kind where users submit alike jobs:
--- nothing is stored, and the first difference ends it. As `read_request`, or nil where there is one.
+-- nothing is stored, and the first difference ends it. As `read_request`; or nil and how many fields were the same.
 local function read_as_latest(job_desc, part_list, submit_uid, now)
   local kind = latest
-  if not kind or now < kind.read_at or now >= kind.good_until then return nil end
+  if not kind or now < kind.read_at or now >= kind.good_until then return nil, 0 end
   local known, n = kind.values, SIMPLE
-  if (number_of(job_desc.user_id, NO_VAL) or number_of(submit_uid, NO_VAL) or false) ~= known[n + 7] then return nil end
+  if (number_of(job_desc.user_id, NO_VAL) or number_of(submit_uid, NO_VAL) or false) ~= known[n + 7] then
+    return nil, 0
+  end
   for i = 1, SIMPLE do
-    if (job_desc[FIELDS[i]] or false) ~= known[i] then return nil end
+    if (job_desc[FIELDS[i]] or false) ~= known[i] then return nil, i - 1 end
   end
   local memory = job_desc.min_mem_per_node
   if (memory or false) ~= known[n + 1]
-    or (memory == nil and job_desc.min_mem_per_cpu or false) ~= known[n + 2] then return nil end
+    or (memory == nil and job_desc.min_mem_per_cpu or false) ~= known[n + 2] then return nil, n end
   local account, qos = job_desc.account or false, job_desc.qos or false
   if account == "" then account = false end
   if qos == "" then qos = false end
-  if account ~= known[n + 3] or qos ~= known[n + 5] then return nil end
+  if account ~= known[n + 3] or qos ~= known[n + 5] then return nil, n end
   local script, environment = job_desc.script, false
   local batch = type(script) == "string"
-  if batch ~= known[BATCH] or (batch and head_of(script)) ~= known[n + 9] then return nil end
+  if batch ~= known[BATCH] or (batch and head_of(script)) ~= known[n + 9] then return nil, n end
   if batch then
     environment = job_desc.environment
     for i = 1, #ENVIRONMENT do
-      if (environment[ENVIRONMENT[i]] or false) ~= known[TOLD + i] then return nil end
+      if (environment[ENVIRONMENT[i]] or false) ~= known[TOLD + i] then return nil, n end
     end
   end
-  if not same_list(part_list, kind.names) then return nil end
+  if not same_list(part_list, kind.names) then return nil, n end
   turn = turn + 1
   kind.turn = turn
   return environment
@@ -873,11 +877,11 @@ local function consult(job_desc, part_list, submit_uid)
     knocked = #KNOCK
   end
   local kind, why
-  local environment = read_as_latest(job_desc, part_list, submit_uid, now)
+  local environment, same = read_as_latest(job_desc, part_list, submit_uid, now)
   if environment ~= nil then
     kind = latest
   else
-    environment = read_request(job_desc, part_list, submit_uid, now)
+    environment = read_request(job_desc, part_list, submit_uid, now, same, latest and latest.values)
     kind, why = kind_of_request(now)
     if not kind then
       disconnect() -- the daemon may have the beginning of a request

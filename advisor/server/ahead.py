@@ -35,6 +35,9 @@ GOOD_S = 2.0
 # So long may be spent on preparing after a decision. Whoever asks meanwhile waits for the one answer that is just being
 # worked out, and where a policy takes long, only the latest kinds are prepared for.
 ROUND_US = 5000.0
+# After so many of one kind in a row the next one is mostly of that kind too: the others' turn comes when no submission
+# has come for a while. Else up to eight answers would be worked out, and read by the hook, for each that is used.
+IN_A_ROW, REST_S = 3, 0.03
 # Nobody looks for notes any more this long after the last answer was good; found out that often.
 OVER_S, ASK_OVER_S = 0.5, 0.25
 # Answers that one hook may still use; more than its kinds, as new ones replace some that it may just be reading.
@@ -67,6 +70,7 @@ class _Audience:
     def __init__(self) -> None:
         self.kinds: OrderedDict[int, tuple[protocol.SubmitRequest, float]] = OrderedDict()  # the latest one last
         self.waiting: dict[int, Prepared] = {}
+        self.in_a_row = 0  # submissions of the latest kind
         self.notes = 0
         self.heard_at = 0.0
         self.gone = False  # but what it has noted may still be read
@@ -76,7 +80,9 @@ class _Audience:
         self.waiting.clear()
         self.heard_at = time.monotonic()
         if request is None:
+            self.in_a_row = 0
             return
+        self.in_a_row = self.in_a_row + 1 if request.kind == next(reversed(self.kinds), None) else 1
         self.kinds[request.kind] = (request, self.heard_at)
         self.kinds.move_to_end(request.kind)
         if len(self.kinds) > MAX_KINDS:
@@ -99,6 +105,7 @@ class Ahead:
         self._spent_us = 0.0
         self._number = random.getrandbits(48)  # what another daemon has prepared is never taken for one of ours
         self._turn: asyncio.Handle | None = None
+        self._rest: asyncio.TimerHandle | None = None  # of the kinds, prepared for later
         self.looking: asyncio.TimerHandle | None = None  # None: nobody looks for notes
         self._look_until = 0.0
         self._encoder = msgspec.json.Encoder()
@@ -152,16 +159,33 @@ class Ahead:
         The latest kind, which is the likeliest, is handed over as soon as it is there; the others together.
         """
         self._stop()
-        self._first, self._spent_us = True, 0.0
+        self._first = True
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
         now = time.monotonic()
         for hearer, audience in self._audiences.items():
             if audience.gone or now - audience.heard_at > GOOD_S:
                 continue
-            for kind, (_, seen_at) in reversed(list(audience.kinds.items())):
+            for kind, (_, seen_at) in list(audience.kinds.items()):
                 if now - seen_at > KEEP_S:
                     del audience.kinds[kind]
-                else:
-                    self._due.append((hearer, kind))
+            latest_first = list(reversed(audience.kinds))
+            if audience.in_a_row >= IN_A_ROW and len(latest_first) > 1:
+                self._rest = self._rest or asyncio.get_running_loop().call_later(REST_S, self._prepare_the_rest)
+                del latest_first[1:]
+            self._due.extend((hearer, kind) for kind in latest_first)
+        self._go_on()
+
+    def _prepare_the_rest(self) -> None:
+        self._rest = None
+        for hearer, audience in self._audiences.items():
+            if audience.in_a_row >= IN_A_ROW and not audience.gone:
+                self._due.extend((hearer, kind) for kind in list(reversed(audience.kinds))[1:])
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._spent_us = 0.0
         if self._due and self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._next)
 

@@ -187,6 +187,32 @@ def test_the_latest_kind_is_answered_first_and_the_network_is_asked_about_the_ot
     assert sizes == [1, 5]
 
 
+def test_while_one_script_is_submitted_again_and_again_others_wait_for_a_pause(monkeypatch):
+    monkeypatch.setattr(module, "REST_S", 0.5)  # longer than the rest of the test takes on a slow machine
+
+    async def story(site, hook):
+        heard = []
+        for n in range(3):
+            hook.ask(kind=1 + n, name=f"job{n}")
+        for _ in range(module.IN_A_ROW + 1):
+            await turns()
+            heard.append([told["prepared"] for told in hook.heard])
+            hook.use(hook.prepared(3))
+        for _ in range(3):  # nothing is prepared for them as long as more comes
+            await turns()
+            assert hook.prepared(1) is None
+            hook.use(hook.prepared(3))
+        while hook.prepared(1) is None:
+            await asyncio.sleep(0.001)
+        heard.append([told["prepared"] for told in hook.heard])
+        hook.use(hook.prepared(1))
+        await turns()
+        heard.append([told["prepared"] for told in hook.heard])
+        return heard
+
+    assert play(story) == [[3, 2, 1], [3, 2, 1], [3], [3], [3, 2, 1], [1, 3, 2]]
+
+
 def test_only_what_is_used_is_logged_counted_and_booked_each_with_its_own_token():
     async def story(site, hook):
         tokens = [hook.ask().token]
