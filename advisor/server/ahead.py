@@ -70,6 +70,9 @@ class _Audience:
     def __init__(self) -> None:
         self.kinds: OrderedDict[int, tuple[protocol.SubmitRequest, float]] = OrderedDict()  # the latest one last
         self.waiting: dict[int, Prepared] = {}
+        # What waited before the last submission. A hook's first note comes on a connection that has to be taken first,
+        # and may be read after a request that it sent later.
+        self.passed: dict[int, Prepared] = {}
         self.in_a_row = 0  # submissions of the latest kind
         self.notes = 0
         self.heard_at = 0.0
@@ -77,7 +80,7 @@ class _Audience:
 
     def heard(self, request: protocol.SubmitRequest | None) -> None:
         """A submission has come; whatever was prepared was worked out without it."""
-        self.waiting.clear()
+        self.passed, self.waiting = self.waiting, {}
         self.heard_at = time.monotonic()
         if request is None:
             self.in_a_row = 0
@@ -138,7 +141,7 @@ class Ahead:
     def used(self, number: int) -> tuple[Hearer, Prepared] | None:
         """Who has used which answer; None where it was never prepared, or has been forgotten."""
         for hearer, audience in self._audiences.items():
-            found = audience.waiting.get(number)
+            found = audience.waiting.pop(number, None) or audience.passed.pop(number, None)
             if found is not None:
                 audience.notes += 1
                 audience.heard(found.request)
@@ -259,5 +262,6 @@ class Ahead:
         self._watcher.end()
         for hearer, audience in list(self._audiences.items()):
             audience.waiting.clear()
+            audience.passed.clear()
             if audience.gone:
                 del self._audiences[hearer]

@@ -315,6 +315,26 @@ def test_what_somebody_else_submits_takes_it_back_too():
     assert before["number"] != after["number"]
 
 
+def test_a_note_that_is_read_after_a_later_request_is_logged_once_all_the_same():
+    """As when the connection for notes is taken late: the loop was busy."""
+
+    async def story(site, hook):
+        hook.ask()
+        await turns()
+        told = hook.prepared()
+        hook.ask(kind=2, name="another")
+        await turns()
+        hook.use(told)
+        hook.use(told)
+        await turns()
+        return site, told
+
+    site, told = play(story)
+    assert [decision.token for decision in site.logged].count(told["token"]) == 1
+    assert len(site.logged) == 3
+    assert site.counters.prepared == 1 and site.counters.unknown_notes == 1, "the second is one of nothing"
+
+
 def test_a_note_of_something_never_prepared_is_counted_and_logs_nothing():
     async def story(site, hook):
         hook.ask()
