@@ -46,7 +46,7 @@ def reason(daemon, script):
         text = " ".join(place["reason"] for place in json.loads(found[0][0]))
         return text if "corrected" in text else None
 
-    return wait_until(told, seconds=30, every=0.3)
+    return wait_until(told, seconds=90, every=0.3)
 
 
 def expects(daemon, low, high):
@@ -56,7 +56,7 @@ def expects(daemon, low, high):
         seconds, source = expectation(daemon)
         return (seconds, source) if low <= seconds <= high else None
 
-    return wait_until(reached, seconds=30, every=0.3)
+    return wait_until(reached, seconds=90, every=0.3)
 
 
 def test_jobs_that_end_change_what_is_expected_and_neither_a_restart_nor_a_damaged_model_loses_it(make_daemon):
