@@ -105,13 +105,20 @@ def consider(
 ) -> Verdict:
     """As `decide`, but what slurmctld need not wait for is left to the verdict's `complete`."""
     site = Site(policy, settings, rng, new_token, processors, plans, explorer, workflows)
+    return consider_at(site, request, snapshot, ledger, now)
+
+
+def consider_at(
+    site: Site, request: SubmitRequest, snapshot: Snapshot | None, ledger: Ledger | None, now: float
+) -> Verdict:
+    """As `consider`."""
     case = Case(request, snapshot, site, now)
     case.belong()
     choice = case.choice
     if choice is None or snapshot is None:
         return case.verdict(None, None, None)
     view = ledger.over(snapshot) if ledger is not None else snapshot
-    return case.verdict(score(policy, choice.shape, choice.candidates, view, now), view, ledger)
+    return case.verdict(score(site.policy, choice.shape, choice.candidates, view, now), view, ledger)
 
 
 class Case:

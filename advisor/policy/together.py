@@ -133,5 +133,5 @@ class Together:
             except Exception:
                 if not asked:
                     raise
-                break  # its own error, when it is its turn
+                break  # not lost: it is scored again, as the first, when it is its turn, and fails then
         self._scored.update(zip(numbers, correct(policy, asked, view, self._now), strict=False))

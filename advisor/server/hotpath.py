@@ -24,7 +24,7 @@ from advisor.config import Settings
 from advisor.performance import processors
 from advisor.performance.snapshot import Snapshot
 from advisor.performance.waits import Ledger
-from advisor.policy.decision import Site, Verdict, consider
+from advisor.policy.decision import Site, Verdict, consider_at
 from advisor.policy.guarded import Guarded
 from advisor.policy.interface import Decision, Policy
 from advisor.policy.plans import Plans
@@ -228,19 +228,7 @@ class HotPath:
                 self.ledger.carry(booking)
 
     def _consider(self, request: protocol.SubmitRequest) -> Verdict:
-        return consider(
-            request,
-            self.snapshot,
-            self.ledger,
-            self.policy,
-            self.settings,
-            self._rng,
-            time.time(),
-            self._new_token,
-            self._processors,
-            self._plans,
-            workflows=self._workflows,
-        )
+        return consider_at(self._site(), request, self.snapshot, self.ledger, time.time())
 
     def _site(self) -> Site:
         return Site(
