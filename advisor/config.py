@@ -7,10 +7,12 @@ value came from, which is what `advisor config show` prints.
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -385,7 +387,8 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     named = path or (Path(env["ADVISOR_CONFIG"]) if env.get("ADVISOR_CONFIG") else None)
     file = named or DEFAULT_FILE
     tree: dict[str, Any] = {}
-    if named is not None or file.exists():
+    there = named is not None or _is_there(file)
+    if there:
         tree = _read_yaml(file)
     from_file = {key for key, _ in _leaves(tree)}
     from_env: dict[str, str] = {}
@@ -394,6 +397,7 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
         if variable in env and "__" in variable:
             _put(tree, key, _parse_variable(variable, env[variable], hint))
             from_env[key] = variable
+    _meant(tree)
     try:
         settings = msgspec.convert(tree, Settings, strict=True)
     except msgspec.ValidationError as error:
@@ -407,7 +411,7 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
         else:
             origin = "default"
         origins.append(Origin(key, _get(settings, key), _get(Settings(), key), origin, sentence))
-    return Loaded(settings, tuple(origins), str(file) if tree and from_file else None)
+    return Loaded(settings, tuple(origins), str(file) if there else None)
 
 
 def example() -> str:
@@ -428,6 +432,13 @@ def example() -> str:
             f"#{indent}{leaf}: {value.removesuffix(chr(10)).removesuffix(chr(10) + '...')}",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        return file.exists()
+    except PermissionError:
+        return True  # reading it will say so
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
@@ -461,7 +472,48 @@ def _explain(error: msgspec.ValidationError, file: Path, from_env: Mapping[str, 
     for key, variable in from_env.items():
         if f"$.{key}" in text:
             where = f"${variable} or {file}"
-    return f"{where}: {text.replace('`$.', '`')}; `advisor config show` lists every setting"
+    text = text.replace("`$.", "`")
+    if found := re.search(r"unknown field `([^`]*)`(?: - at `([\w.]+)`)?", text):
+        names = [key for key, _, _ in _schema(Settings)]
+        asked = f"{found[2]}.{found[1]}" if found[2] else found[1]
+        near = difflib.get_close_matches(asked, {*names, *(key.split(".")[0] for key in names)}, 1)
+        text += f"; did you mean {near[0]}?" if near else ""
+    elif found := re.search(r"`([\w.]+)[^`]*`$", text):
+        allowed = next((_words(hint) for key, hint, _ in _schema(Settings) if key == found[1]), ())
+        text += f", which is one of: {', '.join(allowed)}" if allowed else ""
+    return f"{where}: {text}; `advisor config example` prints every setting"
+
+
+def _meant(tree: dict[str, Any]) -> None:
+    """Undoes what YAML makes of plain words: `off` is a mode, 1000 may be a user, and `modes:` alone says nothing."""
+    for section in [name for name, value in tree.items() if value is None and name in Settings.__struct_fields__]:
+        if isinstance(getattr(Settings(), section), msgspec.Struct):
+            del tree[section]
+    for key, hint, _ in _schema(Settings):
+        head, _, leaf = key.rpartition(".")
+        inner = tree.get(head) if head else tree
+        if isinstance(inner, dict) and leaf in inner:
+            inner[leaf] = _as_text(inner[leaf], hint)
+
+
+def _as_text(value: Any, hint: Any) -> Any:
+    args = get_args(hint)
+    if isinstance(value, list):
+        return [_as_text(one, args[0]) if args else one for one in value]
+    if isinstance(value, dict):
+        return {_as_text(k, args[0]): _as_text(v, args[1]) for k, v in value.items()} if len(args) == 2 else value
+    if value is False and "off" in args:
+        return "off"
+    if type(value) is int and (hint is str or args == (str, type(None))):
+        return str(value)
+    return value
+
+
+def _words(hint: Any) -> tuple[str, ...]:
+    """The words that a setting takes, where it takes only some."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return next((words for inner in get_args(hint) if (words := _words(inner))), ())
 
 
 def _schema(section: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Any, str]]:

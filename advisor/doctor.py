@@ -7,6 +7,7 @@ that works but deserves a look.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,26 +129,39 @@ def _hook(folder: Path) -> Iterator[Finding]:
 
 def _disable_file() -> Finding:
     path = Path("/etc/slurm-advisor/disable")
-    if path.exists():
+    if os.path.exists(path):  # noqa: PTH110 - false, not an error, in a folder that may not be looked into
         return Finding("disable file", "warning", f"{path} exists: the hook is off", f"rm {path}")
     return Finding("disable file", "ok", "not there")
 
 
 def _database(path: Path) -> Finding:
-    if not path.exists():
+    from advisor.store.database import StoreError, explained, migrate
+
+    try:
+        path.stat()
+    except FileNotFoundError:
         folder = path.parent
         if folder.is_dir() and os.access(folder, os.W_OK):
             return Finding("log", "ok", f"{path} will be made by the daemon")
         return Finding("log", "wrong", f"{folder} is not there or cannot be written", f"mkdir -p {folder}")
+    except OSError as error:
+        return Finding("log", "wrong", f"{path}: {error.strerror}", "run this as root or as the daemon's user")
     try:
-        with sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=2) as database:
+        with explained(path), sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=2) as database:
             (verdict,) = database.execute("pragma quick_check").fetchone()
+            migrate(database, path, apply=False)
             decisions = database.execute("select count(*) from decisions").fetchone()[0]
-    except sqlite3.Error as error:
-        return Finding("log", "wrong", f"{path}: {error}", "the daemon sets a corrupt file aside and starts a new one")
+    except StoreError as error:
+        return Finding("log", "wrong", *_cut(str(error)))
     if verdict != "ok":
         return Finding("log", "wrong", f"{path}: {verdict}", "stop the daemon, keep a copy, and let it start a new one")
     return Finding("log", "ok", f"{path}: {decisions} decisions")
+
+
+def _cut(sentence: str) -> tuple[str, str]:
+    """What was seen, and what to do: the two halves of an error of the log."""
+    seen, _, fix = sentence.partition("; ")
+    return seen, fix
 
 
 def _daemon(loaded: Loaded) -> Iterator[Finding]:
@@ -165,3 +179,25 @@ def _daemon(loaded: Loaded) -> Iterator[Finding]:
         "answers" if status.well() else "answers, but something in it is not well",
         "" if status.well() else "see advisor status",
     )
+    yield from _reachable(loaded, Path(path))
+
+
+def _reachable(loaded: Loaded, socket: Path) -> Iterator[Finding]:
+    """Whether slurmctld's user may open the socket: root, who runs this, always may."""
+    from advisor.cluster.command import SlurmCommand
+    from advisor.cluster.types import SourceError
+    from advisor.server.peers import kept_out
+
+    if loaded.settings.slurm.command or loaded.settings.slurm.source == "recorded":
+        return  # the controller's users are not this host's
+    try:
+        shown = SlurmCommand((), loaded.settings.slurm.timeout_s).run("scontrol", "show", "config")
+    except SourceError:
+        return  # "Slurm answers" has said so
+    found = re.search(r"^SlurmUser\s*=\s*([^(\s]+)\(", shown.decode("utf-8", "replace"), re.MULTILINE)
+    user = found[1] if found else "slurm"
+    why = kept_out(user, socket, loaded.settings.server.allowed_users)
+    if why is None:
+        yield Finding("slurmctld may ask", "ok", f"{user} may open {socket}")
+    else:
+        yield Finding("slurmctld may ask", "wrong", *_cut(why))

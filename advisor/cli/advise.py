@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from advisor.cli.common import duration, fail, json_option, print_json, settings
+from advisor.cli.common import duration, fail, json_option, plain, print_json, settings
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]})
@@ -74,7 +74,7 @@ def _show(decision: dict[str, Any], message: str | None) -> None:
                 name = f"as submitted ({candidate.get('partition') or 'default partition'})"
             table.add_row(
                 "→" if index == decision.get("preferred", 0) else "",
-                name,
+                plain(name),
                 duration(p["wait_s"]),
                 duration(run),
                 duration(p["wait_s"] + run),
@@ -82,9 +82,9 @@ def _show(decision: dict[str, Any], message: str | None) -> None:
             )
         console.print(table)
     console.print(
-        f"[bold]{decision.get('action', 'keep')}[/bold] ({decision.get('mode', '')}): {decision.get('why', '')}"
+        f"[bold]{decision.get('action', 'keep')}[/bold] ({decision.get('mode', '')}): {plain(decision.get('why', ''))}"
     )
     if message:
-        console.print(message, highlight=False)
+        console.print(plain(message), highlight=False)
     if decision.get("annotation_error"):
-        console.print(decision["annotation_error"], highlight=False)
+        console.print(plain(decision["annotation_error"]), highlight=False)

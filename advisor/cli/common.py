@@ -42,6 +42,26 @@ def fail(message: str) -> NoReturn:
     raise click.ClickException(message)
 
 
+def plain(text: object) -> str:
+    """Text that somebody else wrote (a job's name, what Slurm said) for a rich console: no markup, no escape codes."""
+    from rich.markup import escape
+
+    shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+    # A backslash at the end would undo the markup that follows.
+    return escape(shown) + ("\u200b" if shown.endswith("\\") else "")
+
+
+def there_is(path: Path) -> bool:
+    """Whether a file is there; one in a folder that this user may not look into is an error in one line."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        fail(f"{path}: {error.strerror}; run this as root or as the daemon's user")
+    return True
+
+
 def duration(seconds: float) -> str:
     """A time span as people say it: 45 s, 3 min, 2 h 10 min, 3 d 4 h."""
     seconds = max(0, round(seconds))

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from advisor.cli.common import duration, fail, json_option, print_json, settings
+from advisor.cli.common import duration, fail, json_option, plain, print_json, settings, there_is
 
 if TYPE_CHECKING:
     from advisor.store.decisions import DecisionRow
     from advisor.store.moves import MoveRow
     from advisor.store.outcomes import OutcomeRow
+
+
+_MOST_ROWS = 30  # of an array's tasks; more would push the decision off the screen
 
 
 @click.command()
@@ -30,7 +34,7 @@ def command(ctx: click.Context, as_json: bool, job: str) -> None:
     from advisor.store.database import Database, StoreError
 
     path = Path(loaded.settings.paths.database)
-    if not path.exists():
+    if not there_is(path):
         fail(f"there is no log at {path}; the daemon makes it at its first decision (paths.database)")
     number = job.split("_")[0].split("+")[0]
     try:
@@ -68,10 +72,10 @@ def _decision(row: DecisionRow) -> None:
     console = Console(highlight=False)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.decided_at))
     asked = row.partition or "the default partition"
-    console.print(f"[bold]{row.app}[/bold] of {row.user or row.uid}, submitted {when} to {asked}")
-    console.print(f"{row.mode}: [bold]{row.action}[/bold]{'' if row.applied else ' (not changed)'}. {row.why}")
+    console.print(f"[bold]{plain(row.app)}[/bold] of {plain(row.user or row.uid)}, submitted {when} to {plain(asked)}")
+    console.print(f"{row.mode}: [bold]{row.action}[/bold]{'' if row.applied else ' (not changed)'}. {plain(row.why)}")
     if row.annotation_error:
-        console.print(row.annotation_error)
+        console.print(plain(row.annotation_error))
     predictions = {p["candidate"]: p for p in row.predictions}
     if predictions:
         table = Table(box=None, pad_edge=False, title="what was expected", title_justify="left")
@@ -99,11 +103,11 @@ def _decision(row: DecisionRow) -> None:
             name = "as submitted" if candidate.get("keep") else candidate["name"]
             table.add_row(
                 marks,
-                name,
+                plain(name),
                 duration(p["wait_s"]),
                 duration(run),
                 duration(p["wait_s"] + run),
-                *((_slowed_down(p),) if shared else ()),
+                *((plain(_slowed_down(p)),) if shared else ()),
                 p.get("run_source", ""),
                 f"{probability:.2f}",
             )
@@ -133,9 +137,9 @@ def _moves(rows: list[MoveRow]) -> None:
         when = time.strftime("%H:%M:%S", time.localtime(row.moved_at))
         places = ("as submitted" if place == "keep" else place for place in (row.from_place, row.to_place))
         became = _BECAME.get(row.outcome, row.outcome + " {}").format(_DONE.get(row.lever, row.lever))
-        console.print(f"{when} [bold]{became}[/bold]: {' → '.join(places)}. {row.why}")
+        console.print(f"{when} [bold]{became}[/bold]: {plain(' → '.join(places))}. {plain(row.why)}")
         if row.said:
-            console.print(f"         {row.said}", style="dim")
+            console.print(f"         {plain(row.said)}", style="dim")
 
 
 def _slowed_down(prediction: dict[str, Any]) -> str:
@@ -160,15 +164,20 @@ def _outcomes(rows: list[OutcomeRow]) -> None:
     table = Table(box=None, pad_edge=False, title="what happened", title_justify="left")
     for heading in ("job", "state", "partition", "nodes", "on", "waited", "ran"):
         table.add_column(heading, justify="right" if heading in ("waited", "ran") else "left")
-    for row in rows:
+    for row in rows[:_MOST_ROWS]:
         waited = row.start - row.submit if row.start is not None and row.submit is not None else None
         table.add_row(
-            row.job,
-            row.state,
-            row.partition or "",
-            row.nodes or "",
-            row.processor,
+            plain(row.job),
+            plain(row.state),
+            plain(row.partition or ""),
+            plain(row.nodes or ""),
+            plain(row.processor),
             "never started" if waited is None else duration(waited),
             duration(row.elapsed),
         )
     console.print(table)
+    rest = rows[_MOST_ROWS:]
+    if rest:
+        states = Counter(row.state.split()[0] for row in rows)
+        told = ", ".join(f"{count} {state}" for state, count in states.most_common())
+        console.print(f"and {len(rest)} more tasks (--json tells each); of all {len(rows)}: {plain(told)}")

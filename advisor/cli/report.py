@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from advisor.cli.common import fail, json_option, print_json, settings
+from advisor.cli.common import fail, json_option, print_json, settings, there_is
 
 _DAYS = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M"])
 
@@ -45,7 +45,7 @@ def command(
     except ImportError as error:
         fail(f"a report needs what the extra `sim` brings ({error}); pip install 'slurm-advisor[sim]'")
     path = log or Path(loaded.paths.database)
-    if not path.exists():
+    if not there_is(path):
         fail(f"there is no log at {path}; the daemon (advisor serve) begins one")
     try:
         with Database(path, read_only=True) as db:

@@ -11,6 +11,7 @@ import pwd
 import socket
 import struct
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 
@@ -51,3 +52,25 @@ def allowed(users: Iterable[str]) -> Allowed:
         except KeyError:
             unknown.append(user)
     return Allowed(frozenset(uids), tuple(unknown))
+
+
+def kept_out(user: str, path: Path, users: Iterable[str]) -> str | None:
+    """Why this user of this host cannot ask at the socket, and what to do; none where it can."""
+    try:
+        account = pwd.getpwnam(user)
+    except KeyError:
+        return f"this host does not know Slurm's user {user}; run this where slurmctld runs"
+    if account.pw_uid not in allowed(users).uids | {path.stat().st_uid}:
+        return f"{user} is not among those who may ask; add it to server.allowed_users and reload the daemon"
+    groups = os.getgrouplist(user, account.pw_gid)
+    wanted = [(path, 0o6), *((folder, 0o1) for folder in path.absolute().parents)]
+    for place, need in wanted:
+        seen = place.stat()
+        shift = 6 if seen.st_uid == account.pw_uid else 3 if seen.st_gid in groups else 0
+        if account.pw_uid != 0 and (seen.st_mode >> shift) & need != need:
+            return (
+                f"{user} may not open {place} (mode {seen.st_mode & 0o7777:04o}, uid {seen.st_uid}, "
+                f"gid {seen.st_gid}), so every job passes unchanged; let {user} into that group "
+                "and restart slurmctld, or set server.socket_group to a group of slurmctld's user"
+            )
+    return None

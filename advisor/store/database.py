@@ -235,7 +235,10 @@ def _sentence(path: Path, error: sqlite3.Error, code: int) -> str:
     if code == sqlite3.SQLITE_IOERR:
         return f"{path} cannot be read or written ({error}); is its file system full or failing (see dmesg)?"
     if code == sqlite3.SQLITE_READONLY:
-        return f"{path} is read-only for this user; give it, and its folder, to the user that runs this"
+        return (
+            f"{path} is read-only for this user; give it, its -wal and -shm files and its folder "
+            "to the user that runs the daemon"
+        )
     if code == sqlite3.SQLITE_CANTOPEN:
         return f"{path} cannot be opened; it, and its folder, must exist and be writable by the user that runs this"
     if code in _CORRUPT:
