@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -231,3 +233,10 @@ def test_several_jobs_in_one_go_are_told_what_each_is_told_alone():
         np.concatenate([where for _, _, where in jobs]),
     )
     assert together == pytest.approx(np.concatenate(alone), rel=1e-12)
+
+
+def test_loading_the_network_leaves_no_file_behind():
+    """torch-geometric writes the code of a layer to the temporary folder in each process, and never removes it."""
+    PlacementNetwork()
+    written = [name for name, module in sys.modules.items() if "_Gather_" in name and getattr(module, "__file__", None)]
+    assert written == []

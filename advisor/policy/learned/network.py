@@ -81,6 +81,9 @@ class _Gather(MessagePassing):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(aggr="sum")
 
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
+        """Nothing: torch-geometric would write `propagate` anew into the temporary folder, and leave it there."""
+
     def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edges: torch.Tensor, net: nn.Module) -> torch.Tensor:
         found: torch.Tensor = self.propagate(edge_index, x=x, edges=edges, net=net, size=(len(x), len(x)))
         return found
