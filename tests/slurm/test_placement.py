@@ -55,6 +55,22 @@ def test_modes_differ_by_user(site: Site) -> None:
         assert site.cluster.job(sent.job_id)["Partition"] == partition
 
 
+def test_a_variable_given_with_export_reaches_the_advisor_and_the_job(site: Site) -> None:
+    if site.cluster.release == "26.05":
+        pytest.skip(
+            "26.05's slurmd wants a PID namespace for --export=ALL,NAME=…, which a plain container may not make"
+        )
+    sent = site.cluster.sbatch(
+        "-p",
+        "k80,v100",
+        "--gres=gpu:1",
+        "--export=ALL,ADVISOR_APP=exported",
+        script='#!/bin/sh\ntest "$ADVISOR_APP" = exported\n',
+    )
+    assert site.cluster.wait_job(sent.job_id, ["COMPLETED", "FAILED", "NODE_FAIL"])["JobState"] == "COMPLETED"
+    assert site.decision(sent.job_id)["app"] == "exported"
+
+
 def test_the_disable_file_turns_the_hook_off_at_the_next_submission(site: Site) -> None:
     (site.cluster.etc_folder / "disable").touch()
     sent = site.cluster.sbatch("-p", "k80,v100", "--gres=gpu:1", "--hold", script=HEAVY)

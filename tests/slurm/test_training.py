@@ -71,7 +71,7 @@ def folder(cluster: Cluster, by_one: Path) -> Path:
 def test_a_job_on_two_nodes_trains_to_the_weights_of_one_process(cluster: Cluster, folder: Path, by_one: Path) -> None:
     out = INSIDE / "model"
     words = ("train", str(INSIDE / "recipe.yaml"), "--out", str(out), "--json")
-    # Not by --export: for a list of variables 24.11's slurmd asks for the user's login, which no plain container may.
+    # Not by --export: for a list of variables 26.05's slurmd asks for the user's login, which no plain container may.
     env = {"PATH": f"{INSIDE}:/usr/local/bin:/usr/bin:/bin"}
     options = ("-p", "cpu", "-o", str(INSIDE / "job.out"), "-e", str(INSIDE / "job.err"))
     sent = cluster.run("sbatch", "--parsable", *options, str(INSIDE / "train.sbatch"), *words, env=env)
