@@ -55,7 +55,7 @@ def build_pools(state: ClusterState, previous: tuple[Pool, ...] = ()) -> tuple[t
     for index, key in enumerate(keys):
         nodes = groups.get(key)
         if not nodes:
-            pools.append(msgspec.structs.replace(previous[index], nodes=0, node_names=(), hardware=-1))
+            pools.append(msgspec.structs.replace(previous[index], nodes=0, away=0, node_names=(), hardware=-1))
             continue
         usable = [node for node in nodes if node.usable]
         pools.append(_pool(index, key, nodes, usable, hardware.setdefault(key[1:], index)))
@@ -103,4 +103,5 @@ def _pool(index: int, key: _Key, nodes: list[Node], usable: list[Node], hardware
         sockets=max(node.sockets for node in nodes),
         weight=min(node.weight for node in nodes),
         hardware=hardware,
+        away=len(nodes) - len(usable),
     )

@@ -33,6 +33,7 @@ class Pool(msgspec.Struct, frozen=True):
     sockets: int = 1
     weight: int = 1  # Slurm fills the lightest nodes first
     hardware: int = -1  # pools with the same number differ only in their partitions; -1: not known
+    away: int = 0  # nodes that Slurm knows and that take no job now: drained, down
 
     def gpus(self, gpu_type: str | None = None) -> int:
         """GPUs of one node: of one type, or of any."""

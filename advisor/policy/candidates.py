@@ -15,7 +15,7 @@ from advisor.cluster.types import Partition
 from advisor.config import Processor
 from advisor.performance.demand import Demand, Need, need_on
 from advisor.performance.runtime import can_run
-from advisor.performance.snapshot import Snapshot
+from advisor.performance.snapshot import Pool, Snapshot
 from advisor.policy.eligibility import Open
 from advisor.policy.feasibility import Asked, Terms, refusal, terms, too_large
 from advisor.policy.interface import Candidate, JobShape
@@ -79,15 +79,21 @@ def find_candidates(
     search = _Search(shape, snapshot)
     kept: dict[int, Need] = {}
     tiers: dict[int, int] = {}
+    drained = ""
     # Slurm tries the partitions of a job by their tier, then as they were written.
     for name in sorted(open_.named, key=lambda name: -snapshot.partitions[name].priority_tier):
         fits = search.fits(snapshot.partitions[name], listed[name], None)
         if not fits:
+            drained = drained or name
+            if search.fits(snapshot.partitions[name], listed[name], None, away=True):
+                continue  # Slurm takes the job, and starts it in another of its partitions meanwhile
             return Choice((keep,), shape, f"no usable nodes of partition {name} can hold it, as far as is known")
         tier = snapshot.partitions[name].priority_tier
         for index, need in fits:
             kept.setdefault(index, need)
             tiers[index] = max(tier, tiers.get(index, tier))
+    if not kept:
+        return Choice((keep,), shape, f"no usable nodes of partition {drained} can hold it, as far as is known")
     keep = Candidate(
         "keep",
         request.partition,
@@ -175,22 +181,27 @@ class _Search:
         self._open_type = msgspec.structs.replace(shape.demand, gpu_type=None)
         self._needs: dict[tuple[int, str | None, bool, int | None], Need | None] = {}
 
-    def of(self, partition: str) -> tuple[int, ...]:
+    def of(self, partition: str, away: bool) -> tuple[int, ...]:
+        if away:  # rare, so there is no index of them
+            return tuple(pool.index for pool in self.snapshot.pools if partition in pool.partitions)
         return self.snapshot.pools_of.get(partition, ())
 
     def gpu_types(self, partition: str) -> tuple[str | None, ...]:
         """The GPU types of a partition's nodes, None for GPUs without one; also of nodes that are down."""
         return self.snapshot.gpu_types_of.get(partition, ())
 
-    def fits(self, partition: Partition, limits: PartitionLimits, kind: str | None) -> _Fits:
-        """The pools of a partition that hold the job, on GPUs of type `kind` (None: as it asks)."""
+    def fits(self, partition: Partition, limits: PartitionLimits, kind: str | None, *, away: bool = False) -> _Fits:
+        """The pools of a partition that hold the job, on GPUs of type `kind` (None: as it asks).
+
+        `away`: that would hold it if nodes that are drained or down were back.
+        """
         demand: Demand = self.shape.demand if kind is None else self._open_type
         found = []
         most = partition.max_cpus_per_node
         if limits.max_cpus_per_node is not None:
             most = limits.max_cpus_per_node if most is None else min(most, limits.max_cpus_per_node)
         pools = self.snapshot.pools
-        for index in self.of(partition.name):
+        for index in self.of(partition.name, away):
             pool = pools[index]
             hardware = pool.hardware if pool.hardware >= 0 else ~index
             key = (hardware, kind, partition.exclusive, most)
@@ -198,28 +209,33 @@ class _Search:
                 need = self._needs[key]
             else:
                 need = self._needs[key] = need_on(demand, pool, kind, partition.exclusive, most)
-            if need is not None and pool.nodes and not too_large(partition, limits, self.shape, need):
+            if need is not None and _nodes(pool, away) and not too_large(partition, limits, self.shape, need):
                 found.append((index, need))
-        return self._with_enough_nodes(found)
+        return self._with_enough_nodes(found, away)
 
-    def _with_enough_nodes(self, found: list[tuple[int, Need]]) -> _Fits:
+    def _with_enough_nodes(self, found: list[tuple[int, Need]], away: bool) -> _Fits:
         """Pools that hold the whole job; where none does, those of one processor that do so together.
 
         Nodes ruled out by name may lie anywhere, so there must be as many more.
         """
         pools = self.snapshot.pools
+        there = {index: _nodes(pools[index], away) for index, _ in found}
         spare = self.shape.demand.spare_nodes
-        alone = tuple(fit for fit in found if fit[1].nodes <= pools[fit[0]].nodes)
-        if alone and (not spare or max(n.nodes for _, n in alone) + spare <= sum(pools[i].nodes for i, _ in found)):
+        alone = tuple(fit for fit in found if fit[1].nodes <= there[fit[0]])
+        if alone and (not spare or max(n.nodes for _, n in alone) + spare <= sum(there.values())):
             return alone
         if len(self.shape.demand.constraint) > 1:
             return ()  # [a|b] wants all nodes alike, and pools may satisfy it in different ways
         together: list[tuple[int, Need]] = []
         for processor in {pools[index].processor: None for index, _ in found}:
             group = [fit for fit in found if pools[fit[0]].processor == processor]
-            if max(n.nodes for _, n in group) + spare <= sum(pools[i].nodes for i, _ in group):
+            if max(n.nodes for _, n in group) + spare <= sum(there[i] for i, _ in group):
                 together += group
         return tuple(together)
+
+
+def _nodes(pool: Pool, away: bool) -> int:
+    return pool.nodes + pool.away if away else pool.nodes
 
 
 def _with_terms(shape: JobShape, own: Terms) -> JobShape:

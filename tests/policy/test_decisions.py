@@ -6,6 +6,7 @@ from advisor.config import PolicySettings
 from advisor.performance.waits import Ledger
 from tests.policy.site import (
     BUSY,
+    NODES,
     NOW,
     PARTITIONS,
     advise,
@@ -34,6 +35,18 @@ def test_a_faster_gpu_is_not_worth_a_longer_wait():
     decision = advise(submission(), full)
     assert decision.action == "keep"
     assert decision.predictions[1:][1].wait_s == pytest.approx(3 * 3600)
+
+
+def test_a_partition_whose_nodes_are_drained_does_not_keep_the_job_from_the_others():
+    """Slurm takes such a job and starts it in another of its partitions; so it is still worth telling in which."""
+    drained = tuple(msgspec.structs.replace(n, states=("IDLE", "DRAIN")) if n.name == "v1" else n for n in NODES)
+    there = snapshot(*BUSY, nodes=drained)
+    decision = advise(submission(), there)
+    assert decision.candidates[decision.preferred].name == "p100/p100"
+    assert "v100/v100" not in [candidate.name for candidate in decision.candidates]
+    # Where no partition of it has a node now, or one never had a node for it, Slurm says what becomes of it.
+    for alone in ({"partition": "v100"}, {"min_nodes": 2, "max_nodes": 2, "partition": "v100,p100"}):
+        assert "no usable nodes of partition v100 can hold it" in advise(submission(**alone), there).why
 
 
 def test_slurms_own_choice_is_predicted_by_tier_then_order_then_weight():

@@ -138,7 +138,7 @@ def test_a_decision_is_the_same_with_and_without_what_was_remembered(states, his
 
 @pytest.mark.parametrize(
     ("down", "nodes", "before", "after"),
-    [("v1", 1, {"partition": "v100"}, {}), ("k2", 2, {"partition": "p100"}, {})],
+    [("v1", 1, {"partition": "v100"}, {"partition": "p100"}), ("p2", 2, {"partition": "p100"}, {})],
     ids=["the last of its kind", "one of two, for a job that needs both"],
 )
 def test_a_node_that_goes_down_is_noticed_by_jobs_that_were_planned_before(down, nodes, before, after):
