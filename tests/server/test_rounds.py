@@ -19,7 +19,7 @@ from advisor.server.rounds.thread import Rounds as Thread
 from advisor.store import decisions, moves
 from advisor.store.database import Database
 from advisor.training.decision_rows import decision_row
-from tests.policy.site import PARTITIONS, PAST, advise, state, submission
+from tests.policy.site import NODES, PARTITIONS, PAST, advise, state, submission
 from tests.server.daemons import wait_until
 
 # What the command line fixed may be overridden.
@@ -156,6 +156,17 @@ def test_a_pending_job_moves_to_where_it_ends_first(site):
     assert move.gain_s > 3600 and "sooner" in move.why and move.probability == 1.0
     assert site.job(7)["Partition"] == "p100"
     assert site.said(frames.Rounded)[-1].outcomes == {"place": {"ok": 1}}
+
+
+def test_a_job_that_was_sent_to_a_node_that_is_drained_now_does_not_wait_for_it(site):
+    """Its user had named another partition, in which it would have started without the advisor."""
+    site.free("v1", "p1", "p2")
+    sent = site.submit(1, partition="p100,v100", environment={})
+    assert sent.set == {"partition": "v100"}
+    drained = tuple(msgspec.structs.replace(n, states=("IDLE", "DRAIN")) if n.name == "v1" else n for n in NODES)
+    site.rounds(polled=msgspec.structs.replace(site.state(), nodes=drained))
+    assert "p100" in site.job(1)["Partition"]
+    assert [(move.outcome, move.from_place) for move in site.moves(1)] == [("ok", "v100/v100")]
 
 
 def test_each_job_finds_those_before_it_and_no_others_ahead(site):
