@@ -4,12 +4,13 @@ A job's throughput beside a neighbour is what the job feels, plus what the neigh
 products of a sensitivity and a demand, which are never measured but have Gaussian priors that tie apps of one family,
 near sizes and similar rates together. Integrated out, that is a Gaussian process over pairs, so an
 app that was seen beside a few neighbours is known beside the others, with its uncertainty. Whether two jobs fit into
-one memory is a model of its own: each has a size in memory, each processor a limit.
+one memory is a model of its own: each has a size in memory, each processor a limit. Processors differ in how much
+neighbours matter there and in how far pairs are from any rule: both are learned for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,10 @@ _WORST = 0.05  # throughput below which a slowdown is no longer told apart
 _AMPLITUDES = 20  # 4 for each of: what is felt, what presses, two of how they meet, and what both share
 _LENGTHS = 6
 _RHOS = 4
+# Of each processor, in logarithms: how much neighbours matter there against others, and the variance that is noise;
+# and how far from these it may be.
+_SCALE, _NOISE = 0.0, float(np.log(0.005))
+_SCALE_SD, _NOISE_SD = 0.5, 2.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,9 @@ class PairOutcome:
     neighbour: Demand
     processor: str
     throughput: float
+
+
+_Job = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # apps, families, sizes, rates
 
 
 class _Table:
@@ -61,15 +69,17 @@ class _Table:
         for start in (1, 5):
             rate = torch.nan_to_num((table[:, start + 3] - self.rate_mean) / self.rate_sd, nan=0.0)
             self.jobs.append((table[:, start].long(), table[:, start + 1].long(), table[:, start + 2], rate))
+        # Pairs are many, jobs few: what jobs have in common is worked out once for each two of them.
+        columns = torch.cat([torch.stack([part.double() for part in job], 1) for job in self.jobs])
+        kinds, at = torch.unique(columns, dim=0, return_inverse=True)
+        self.kinds: _Job = (kinds[:, 0].long(), kinds[:, 1].long(), kinds[:, 2], kinds[:, 3])
+        self.at = (at[: len(rows)], at[len(rows) :])
 
     def _job(self, demand: Demand) -> list[float]:
         app = self.apps.setdefault(demand.app, len(self.apps))
         family = self.families.setdefault(demand.family or demand.app, len(self.families))
         rate = np.log(demand.rate) if demand.rate else np.nan
         return [app, family, demand.size, rate]
-
-
-_Job = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _alike(
@@ -84,60 +94,99 @@ def _alike(
 
 
 class NeighbourModel:
-    """The Gaussian process over pairs, and the memory model; `fit` once, then `throughput` or `predict`."""
+    """The Gaussian process over pairs, and the memory model; `fit`, then `throughput` or `predict`.
+
+    `fit` learns how alike jobs are, which takes time; `condition` takes in outcomes with that as it is.
+    """
 
     def __init__(self, steps: int = 100, prior: PressureModel | None = None) -> None:
         self.steps = steps
         self.prior = prior or PressureModel()
-        start = [-2.0] * _AMPLITUDES + [0.3] * _LENGTHS + [0.0] * _RHOS + [-2.0, float(np.log(0.005))]
+        start = [-2.0] * _AMPLITUDES + [0.3] * _LENGTHS + [0.0] * _RHOS + [-2.0]
         self.parameters = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+        self.processors: dict[str, int] = {}
+        self.apart = torch.tensor([[_SCALE], [_NOISE]], dtype=torch.float64)  # [scale and noise, processor]; 0: unknown
         self.table: _Table | None = None
 
-    def _covariance(self, one: _Table, other: _Table) -> torch.Tensor:
+    def _of_processor(self, table: _Table) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scale and noise of each pair."""
+        column = torch.tensor([self.processors.get(name, 0) for name in table.processors])
+        scale, noise = torch.exp(self.apart[:, column[table.processor]])
+        return scale, noise + 1e-6
+
+    def _combined(
+        self, one: _Table, other: _Table, same: torch.Tensor, pick: Callable[[torch.Tensor, int, int], torch.Tensor]
+    ) -> torch.Tensor:
+        """Covariance of pairs from that of jobs; `pick` gives the latter for the job (0) or neighbour (1) of each."""
         p = torch.exp(self.parameters)
         lengths = p[_AMPLITUDES:]
         rho = torch.sigmoid(self.parameters[_AMPLITUDES + _LENGTHS :])
-        same = (one.processor[:, None] == other.processor[None, :]).double()
         across = [same + (1 - same) * rho[index] for index in range(_RHOS)]
-
-        def alike(a: int, b: int, which: int) -> torch.Tensor:
-            weights = p[4 * which : 4 * which + 4]
-            return _alike(one.jobs[a], other.jobs[b], weights, lengths[0], lengths[1 + which])
-
-        felt, pressed = alike(0, 0, 0), alike(1, 1, 1)
-        meet = alike(0, 0, 2) * alike(1, 1, 3)
+        felt, pressed, meets, met, both = (
+            _alike(one.kinds, other.kinds, p[4 * which : 4 * which + 4], lengths[0], lengths[1 + which])
+            for which in range(5)
+        )
+        meet = pick(meets, 0, 0) * pick(met, 1, 1)
         # What happens to a pair happens to both of its jobs.
-        shared = alike(0, 0, 4) * alike(1, 1, 4) + alike(0, 1, 4) * alike(1, 0, 4)
+        shared = pick(both, 0, 0) * pick(both, 1, 1) + pick(both, 0, 1) * pick(both, 1, 0)
         level = p[_AMPLITUDES + _LENGTHS + _RHOS]
-        return across[0] * felt + across[1] * pressed + across[2] * meet + across[3] * shared + level * same
+        apart = across[0] * pick(felt, 0, 0) + across[1] * pick(pressed, 1, 1)
+        return apart + across[2] * meet + across[3] * shared + level * same
+
+    def _covariance(self, one: _Table, other: _Table) -> torch.Tensor:
+        same = torch.tensor([[float(a == b) for b in other.processors] for a in one.processors], dtype=torch.float64)
+        same = same[one.processor][:, other.processor]
+        found = self._combined(one, other, same, lambda k, a, b: k[one.at[a]].index_select(1, other.at[b]))
+        return self._of_processor(one)[0][:, None] * found * self._of_processor(other)[0][None, :]
+
+    def _variance(self, table: _Table) -> torch.Tensor:
+        """The diagonal of the covariance of pairs with themselves."""
+        same = torch.ones((), dtype=torch.float64)
+        found = self._combined(table, table, same, lambda k, a, b: k[table.at[a], table.at[b]])
+        return self._of_processor(table)[0] ** 2 * found
 
     def _factor(self, table: _Table) -> torch.Tensor:
-        eye = torch.eye(len(table.processor), dtype=torch.float64)
-        noise = torch.exp(self.parameters[-1]) + 1e-6
-        chol: torch.Tensor = torch.linalg.cholesky(self._covariance(table, table) + noise * eye)
+        covariance = self._covariance(table, table) + torch.diag(self._of_processor(table)[1])
+        chol: torch.Tensor = torch.linalg.cholesky(covariance)
         return chol
 
     def fit(self, outcomes: Sequence[PairOutcome]) -> None:
         """Learns from outcomes; hyperparameters by marginal likelihood under a weak prior."""
-        everything = [(o.demand, o.neighbour, o.processor) for o in outcomes]
-        self.memory = _Memory(_Table(everything), np.array([o.throughput <= 0 for o in outcomes]))
-        ran = [index for index, outcome in enumerate(outcomes) if outcome.throughput > 0]
-        if not ran:
-            self.table = None
-            return
-        self.table = _Table([everything[index] for index in ran])
-        seen = torch.tensor([outcomes[index].throughput for index in ran], dtype=torch.float64)
-        self.centre = float(seen.mean())
-        target = (seen - self.centre)[:, None]
-        adam = torch.optim.Adam([self.parameters], lr=0.1)
+        ran = [outcome for outcome in outcomes if outcome.throughput > 0]
+        for outcome in ran:
+            if outcome.processor not in self.processors:
+                self.processors[outcome.processor] = self.apart.shape[1]
+                self.apart = torch.cat([self.apart, self.apart[:, :1]], 1)
+        if ran:
+            self._learn(ran)
+        self.condition(outcomes)
+
+    def _learn(self, ran: Sequence[PairOutcome]) -> None:
+        table, _, target = _pairs(ran)
+        before = torch.tensor([[_SCALE], [_NOISE]], dtype=torch.float64)
+        spread = torch.tensor([[_SCALE_SD], [_NOISE_SD]], dtype=torch.float64)
+        self.apart.requires_grad_(True)
+        adam = torch.optim.Adam([self.parameters, self.apart], lr=0.1)
         for _ in range(self.steps):
             adam.zero_grad()
-            chol = self._factor(self.table)
+            chol = self._factor(table)
             white = torch.linalg.solve_triangular(chol, target, upper=False)
             loss = 0.5 * (white**2).sum() + torch.log(chol.diagonal()).sum()
             loss = loss + ((self.parameters + 1.0) ** 2).sum() / 18.0
+            loss = loss + 0.5 * (((self.apart - before) / spread) ** 2).sum()
             loss.backward()
             adam.step()
+        self.apart = self.apart.detach()
+
+    def condition(self, outcomes: Sequence[PairOutcome]) -> None:
+        """What is told from now on follows from these outcomes, and from how alike jobs were found to be by `fit`."""
+        everything = _Table([(o.demand, o.neighbour, o.processor) for o in outcomes])
+        self.memory = _Memory(everything, np.array([o.throughput <= 0 for o in outcomes]))
+        ran = [outcome for outcome in outcomes if outcome.throughput > 0]
+        if not ran:
+            self.table = None
+            return
+        self.table, self.centre, target = _pairs(ran)
         with torch.no_grad():
             self.chol = self._factor(self.table)
             self.weights = torch.cholesky_solve(target, self.chol)
@@ -151,15 +200,9 @@ class NeighbourModel:
             cross = self._covariance(table, self.table)
             mean = self.centre + (cross @ self.weights)[:, 0]
             white = torch.linalg.solve_triangular(self.chol, cross.T, upper=False)
-            # The prior variance of each pair, in pieces: only the diagonal is wanted.
-            own = torch.cat([self._diagonal(pairs[i : i + 64]) for i in range(0, len(pairs), 64)])
-            variance = own - (white**2).sum(0) + torch.exp(self.parameters[-1])
+            variance = self._variance(table) - (white**2).sum(0) + self._of_processor(table)[1]
         fits = self.memory.fits(_Table(pairs, self.memory.table))
         return np.clip(mean.numpy(), 0.0, 1.0), np.sqrt(np.maximum(variance.numpy(), 1e-6)), fits
-
-    def _diagonal(self, pairs: Sequence[tuple[Demand, Demand, str]]) -> torch.Tensor:
-        table = _Table(pairs, self.table)
-        return self._covariance(table, table).diagonal()
 
     def predict(self, demand: Demand, belief: NodeBelief) -> Slowdown:
         """Slowdown beside everyone on the node; before anything was learned, what the pressure alone tells."""
@@ -171,6 +214,13 @@ class NeighbourModel:
         relative = float(np.sqrt(np.sum((sd / np.maximum(mean, _WORST)) ** 2)))
         slow = 1.0 / max(share, _WORST)
         return Slowdown(slow * (1.0 + min(relative, 1.0) ** 2), slow * relative, float(np.prod(fits)))
+
+
+def _pairs(ran: Sequence[PairOutcome]) -> tuple[_Table, float, torch.Tensor]:
+    """Outcomes as numbers: the pairs, the mean throughput, and each one's distance from it."""
+    seen = torch.tensor([outcome.throughput for outcome in ran], dtype=torch.float64)
+    centre = float(seen.mean())
+    return _Table([(o.demand, o.neighbour, o.processor) for o in ran]), centre, (seen - centre)[:, None]
 
 
 class _Memory:

@@ -184,7 +184,7 @@ def _schedule(name: str, engine: Engine, setting: Setting) -> Schedule:
 def _levers(engine: Engine, setting: Setting) -> Schedule:
     from advisor.sim.neighbours import PairTable
     from advisor.sim.planned import Ended, run_planned
-    from advisor.sim.sharing import LearnedNeighbours, Watched
+    from advisor.sim.sharing import DOUBT_SPAN, LearnedNeighbours, Watched
 
     beliefs = believe(engine, setting.knowledge, setting.history)
 
@@ -194,7 +194,8 @@ def _levers(engine: Engine, setting: Setting) -> Schedule:
             beliefs.expect()
 
     pairs = PairTable(setting.throughputs) if setting.throughputs is not None else None
-    believed = LearnedNeighbours() if pairs is not None and setting.knowledge != "oracle" else None
+    doubt = DOUBT_SPAN if setting.objective == "makespan" else 0.0
+    believed = LearnedNeighbours(doubt) if pairs is not None and setting.knowledge != "oracle" else None
     if believed is not None and setting.history is not None and setting.knowledge == "learned":
         believed.note_all(setting.history.pairs)
     return run_planned(

@@ -101,6 +101,36 @@ def test_an_unknown_app_is_less_certain_than_a_known_one():
     assert sd[1] > 1.5 * sd[0]
 
 
+def test_a_processor_whose_pairs_follow_no_rule_is_less_certain_than_one_whose_pairs_do():
+    _, outcomes = world()
+    draw = np.random.default_rng(2)
+    both = []
+    for cell in sorted(outcomes)[::3]:
+        o = outcomes[cell]
+        if o.throughput > 0:
+            wild = float(np.clip(o.throughput + draw.normal(0, 0.15), 0.05, 1.0))
+            both += [o, PairOutcome(o.demand, o.neighbour, "wild", wild)]
+    model = NeighbourModel(steps=40)
+    model.fit(both)
+    hidden = outcomes[1, 6]
+    _, sd, _ = model.throughput([(hidden.demand, hidden.neighbour, kind) for kind in ("gpu", "wild")])
+    assert sd[1] > 1.5 * sd[0]
+
+
+def test_outcomes_taken_in_without_a_fit_are_known():
+    _, outcomes = world()
+    model = NeighbourModel(steps=40)
+    some = [outcomes[cell] for cell in sorted(outcomes)[::3]]
+    model.fit(some)
+    late = [o for o in (outcomes[cell] for cell in sorted(outcomes)[1::3]) if o.throughput > 0][:40]
+    asked = [(o.demand, o.neighbour, o.processor) for o in late]
+    _, before, _ = model.throughput(asked)
+    model.condition([*some, *late])
+    mean, after, _ = model.throughput(asked)
+    assert (after <= before + 1e-9).all()
+    assert np.abs(mean - [o.throughput for o in late]).mean() < 0.02
+
+
 def test_a_policy_reads_slowdown_and_whether_it_fits():
     _, outcomes = world()
     model = NeighbourModel(steps=40)
