@@ -17,7 +17,7 @@ from advisor.cluster.types import ClusterState, Gres, Job, Partition
 from advisor.performance import constraint, dependency
 from advisor.performance.demand import Demand, Need, need_on
 from advisor.performance.pools import build_pools
-from advisor.performance.runtime import NO_LIMIT_S, History, past_of_family, remaining
+from advisor.performance.runtime import NO_LIMIT_S, History, at_size, past_of_family, remaining
 from advisor.performance.snapshot import Pool, RunTimes, Snapshot, Timeline, Underway
 from advisor.performance.track import Track
 from advisor.performance.waits import place, start_on
@@ -301,7 +301,10 @@ class Schedule:
     def _past(self, job: Job, processor: str) -> RunTimes | None:
         runs = self.history.get(f"{job.name}@{job.user}") or self.history.get(job.name)
         past = (runs or past_of_family(job.name, self.history)).get(processor)
-        return past if past is not None and (past.count > 0 or past.modelled) else None
+        if past is None or not (past.count > 0 or past.modelled):
+            return None
+        mean_log, sd_log = at_size(past, job.cpus if processor == "cpu" else _gpus(job.gres))
+        return past if mean_log == past.mean_log else msgspec.structs.replace(past, mean_log=mean_log, sd_log=sd_log)
 
     def _expected_run(self, job: Job, processor: str) -> float:
         limit = self._limit(job)

@@ -115,6 +115,18 @@ def remaining(past: RunTimes, elapsed_s: float) -> float:
     return max(whole - elapsed_s, 0.0)
 
 
+def at_size(past: RunTimes, units: int) -> tuple[float, float]:
+    """Mean and spread of log seconds for this many GPUs or cores."""
+    if not past.modelled:
+        return past.mean_log, past.sd_log
+    for size, mean_log, sd_log in past.sizes:
+        if size == units:
+            return mean_log, sd_log
+    # Beyond the sizes that were seen the slope is a guess: it carries a factor of eight, no more.
+    larger = max(-2.0, min(math.log(max(units, 1)) - past.log_units, 2.0))
+    return past.mean_log + past.size_slope * larger, past.sd_log
+
+
 def _mean(mean_log: float, sd_log: float) -> float:
     # A very wide spread says that runs differ, not that the mean lies at their far end.
     return math.exp(min(mean_log, 20.0) + min(sd_log, 1.0) ** 2 / 2)
@@ -141,12 +153,7 @@ def _from_model(
     past: RunTimes, app: str, units: int, annotation: Annotation | None = None, alike: bool = False
 ) -> Estimate:
     """What the run-time model tells, for this many GPUs or cores, and for the work that the job is told to do."""
-    # Beyond the sizes that were seen the slope is a guess: it carries a factor of eight, no more.
-    larger = max(-2.0, min(math.log(max(units, 1)) - past.log_units, 2.0))
-    mean_log, sd_log = past.mean_log + past.size_slope * larger, past.sd_log
-    for size, there, spread in past.sizes:
-        if size == units:
-            mean_log, sd_log = there, spread
+    mean_log, sd_log = at_size(past, units)
     by_work = ""
     if past.log_work is not None:
         if annotation is not None and annotation.work > 0:

@@ -50,6 +50,17 @@ def test_past_runs_tell_when_a_running_job_ends_and_how_long_a_waiting_one_takes
     assert wait(one_pool(gpus=1, jobs=[pending(minutes=600, gpus=1, name="short", user="ada")]), of_somebody) > 90
 
 
+def test_who_waits_or_runs_with_more_gpus_than_usual_is_expected_to_end_sooner():
+    # An hour on one GPU, a quarter on four as it was seen, and between the two by the slope.
+    usual = RunTimes(20, log(3600), 0.05, True, 0.0, -1.0, sizes=((4, log(900), 0.05),))
+    history = {"train": {"v100": usual}}
+    for gpus, minutes in ((1, 60), (2, 30), (4, 15)):
+        queue = one_pool(gpus=gpus, jobs=[pending(minutes=600, gpus=gpus, name="train")])
+        assert wait(queue, history) == pytest.approx(minutes, rel=0.02)
+        busy = one_pool(gpus=gpus, jobs=[running(minutes=600, gpus=gpus, ago=60, name="train")])
+        assert wait(busy, history) == pytest.approx(minutes - 1, rel=0.02)
+
+
 def test_higher_tiers_go_first_and_do_not_see_lower_ones():
     partitions = (Partition("main", ("n",), priority_tier=1), Partition("urgent", ("n",), priority_tier=10))
     jobs = [pending(minutes=60, gpus=1, priority=9), pending(minutes=30, gpus=1, partitions=("urgent",))]

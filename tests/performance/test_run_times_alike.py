@@ -73,6 +73,25 @@ def test_a_decision_goes_by_the_size_that_the_job_asks_for() -> None:
                 assert math.log(estimate.seconds) == pytest.approx(told.mean_log + told.sd_log**2 / 2, abs=1e-6)
 
 
+def test_an_app_that_never_ran_is_known_at_the_sizes_of_its_family() -> None:
+    # On a v100, four GPUs of `train_…` are hardly faster than one; on others they are three times as fast.
+    def log_s(gpu: str, units: int) -> float:
+        return 7.0 + SLOWER[gpu] - (0.1 if gpu == "v100" else 0.8) * math.log(units)
+
+    runs = [
+        Observation(f"train_{number}", "ann", gpu, units, log_s(gpu, units) + 0.01 * number)
+        for number in range(1, 7)
+        for gpu in GPUS
+        for units in (1, 1, 4)
+    ]
+    found = table(fitted(runs))
+    for gpu in GPUS:
+        for units in (1, 4):
+            estimate = expected("train_7", "ann", gpu, None, None, found, PROCESSORS, gpus=units)
+            assert estimate.source == "similar jobs"
+            assert abs(math.log(estimate.seconds) - estimate.sd_log**2 / 2 - log_s(gpu, units)) < 0.25
+
+
 def test_a_saved_model_still_knows_the_sizes() -> None:
     model = fitted(sized(5))
     again = files.decode(files.encode(model), PROCESSORS)

@@ -312,6 +312,8 @@ def _families(model: RunTimeModel, kinds: _Kinds, tree: hierarchy.Tree) -> Histo
     np.add.at(sums, where, (model.runs * np.log(np.array(model.names.units))[model.groups.row])[inside])
     np.add.at(total, where, model.runs[inside])
     size = (sums / np.maximum(total, 1.0))[:, cpu]
+    had = np.zeros((len(numbered), len(kinds.sizes) + 1))
+    np.add.at(had, (where[0], kinds.size_of_row[model.groups.row][inside]), model.runs[inside])
     # Where in the family the next number lies is not known here.
     apps = np.maximum(np.bincount(app_family[app_family >= 0], minlength=len(numbered)), 1)
     squares = np.bincount(
@@ -334,19 +336,28 @@ def _families(model: RunTimeModel, kinds: _Kinds, tree: hierarchy.Tree) -> Histo
                 continue
             row = kinds.rows[p].copy()
             row[SIZE] = size[i, p]
-            variance = row @ posterior.covariance[i] @ row + row**2 @ model.spreads.app + model.spreads.user
-            variance += scattered[i] + kinds.unknown[p]
+            told = [(0, row, kinds.unknown[p])]
+            if not kinds.cpu[p]:
+                those = [s for s, runs in enumerate(had[i, :-1]) if runs]
+                told += [(kinds.sizes[s], kinds.at_size[s, p], kinds.never[s, p]) for s in those]
+            means, variances, spreads = [], [], []
+            for _, there, extra in told:
+                doubted = there @ posterior.covariance[i] @ there + there**2 @ model.spreads.app + model.spreads.user
+                means.append(float(there @ posterior.mean[i]))
+                variances.append(doubted + scattered[i] + extra)
+                spreads.append(math.sqrt(factor * (variances[-1] * doubt + model.learned.noise * tail)))
             entries[name] = RunTimes(
                 0,
-                float(row @ posterior.mean[i]),
-                math.sqrt(factor * (variance * doubt + model.learned.noise * tail)),
+                means[0],
+                spreads[0],
                 True,
                 float(size[i, p]),
                 float(posterior.mean[i, SIZE]),
-                math.sqrt(max(float(variance - apart[p]), 0.0)),
+                math.sqrt(max(float(variances[0] - apart[p]), 0.0)),
                 math.sqrt(float(apart[p])),
                 None if work is None else work.usual,
                 0.0 if work is None else math.sqrt(work.scatter()),
+                tuple((told[t][0], means[t], spreads[t]) for t in range(1, len(told))),
             )
         found[model.names.families[family]] = entries
     return found
