@@ -46,6 +46,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     op: Literal["submit", "advise"] = "submit"  # advise: the same, but nothing is logged or booked
     # The hook's number for requests that read like this one, on this connection; 0: it takes no prepared replies.
     kind: int = 0
+    row: int = 1  # so many prepared replies to one kind the hook keeps, each to be used after the one before
     uid: int = -1
     user: str | None = None
     account: str | None = None
@@ -132,6 +133,8 @@ class PreparedReply(msgspec.Struct, frozen=True, omit_defaults=True):
     number: int
     after: int  # it holds for a hook that has sent so many lines on this connection
     until: float  # seconds since the epoch
+    # 0, or the number of the reply that the hook must have used last. Told to hooks that keep more than one.
+    follows: int | None = None
     token: str | None = None
     action: Literal["keep", "rewrite"] = "keep"
     set: dict[str, str] = {}

@@ -27,6 +27,7 @@ local MAX_REQUEST = 1024 * KIB -- the daemon refuses more
 local MAX_REPLY = 64 * KIB
 local MAX_MESSAGE = 1 * KIB
 local MAX_KINDS = 8 -- so many requests are kept, to know them again; the daemon prepares answers for as many
+local MAX_ROW = 16 -- so many prepared answers to one kind are kept, each to be used after the one before
 local MAX_KIND = 64 * KIB -- longer requests are not kept
 local SOCKET_BUFFER = 8 * KIB -- lua-socket's own
 local MAX_AHEAD = 5 -- seconds: no prepared answer is good for longer, whatever it says of itself
@@ -57,7 +58,6 @@ local concat = table.concat
 local KNOCK = format('{"v":%d,"op":"submit"', advisor.PROTOCOL)
 -- So begins what the daemon sends unasked: an answer prepared for requests of a kind; kind 0: none holds any more.
 local PREPARED = format('^{"v":%d,"prepared":(%%d+)[,}]', advisor.PROTOCOL)
-local PREPARED_FOR = format('{"v":%d,"prepared":%%d,', advisor.PROTOCOL)
 -- The daemon does not wait for what comes on a connection that begins with this, but looks there now and then: waking
 -- it up would cost more than all the rest.
 local NOTES = format('{"v":%d,"op":"notes"}\n', advisor.PROTOCOL)
@@ -337,7 +337,7 @@ local pieces = {}
 -- The line of a request that tells `values`, and how many bytes these have; or nil and why nobody is asked.
 local function encode_request(kind)
   pieces[1], pieces[2] = KNOCK, values[BATCH] and ',"batch":true' or ',"batch":false'
-  pieces[3] = kind and format(',"kind":%d', kind) or ""
+  pieces[3] = kind and format(',"kind":%d,"row":%d', kind, MAX_ROW) or ""
   local count, bytes = 3, 0
   for n = 1, TOLD do
     local value, form, longest = values[n], FORMS[n], LIMITS[n]
@@ -454,7 +454,7 @@ local function kind_of_request(now)
   newest_kind = newest_kind + 1
   local kind = {
     id = format("%d", newest_kind), line = line, values = values, turn = turn,
-    answer = format(PREPARED_FOR, newest_kind), -- so begins the one that is prepared for it
+    row = {}, -- answers that were prepared for it, by `after` modulo MAX_ROW
   }
   values = {}
   kinds[#kinds < MAX_KINDS and #kinds + 1 or oldest] = kind
@@ -467,16 +467,16 @@ end
 local connection -- kept between submissions, as long as slurmctld keeps this Lua state
 local notes -- another one, once there is something to tell that needs no answer
 local turns = 0 -- requests and notes since connected
-local prepared = {} -- kind → the answer that the daemon prepared for the next submission of that kind
+-- What was prepared holds as long as this stays; `latest_after`: and as long as no more turns were taken.
+local era, latest_after = 0, -1
+local last_used -- the number of the prepared answer that the last submission took
 
-local function forget_prepared()
-  for kind in pairs(prepared) do prepared[kind] = nil end
-end
+local function forget_prepared() era, latest_after = era + 1, -1 end
 
 local function disconnect()
   if connection then pcall(connection.close, connection) end
   if notes then pcall(notes.close, notes) end
-  connection, notes, turns = nil, nil, 0
+  connection, notes, turns, last_used = nil, nil, 0, nil
   forget_prepared()
 end
 
@@ -507,19 +507,52 @@ local function connect(deadline)
   return nil, why
 end
 
+-- Prepared answers to the same kind mostly read alike, but for this head. `follows`: the number of the answer that the
+-- last submission must have taken, 0: whatever it was; a daemon that prepares one at a time does not tell it.
+local HEAD_BEGINS =
+  format('^{"v":%d,"prepared":(%%d+),"number":(%%d+),"after":(%%d+),"until":([%%d.]+),', advisor.PROTOCOL)
+local FOLLOWING = HEAD_BEGINS .. '"follows":(%d+),"token":"([%w._-]+)"(.+)$'
+local SINGLE = HEAD_BEGINS .. '"token":"([%w._-]+)"(.+)$'
+
+local function kind_by(id)
+  if latest and latest.id == id then return latest end -- mostly
+  for i = 1, #kinds do
+    if kinds[i].id == id then return kinds[i] end
+  end
+end
+
 -- Whether a line is an answer that was prepared, which is then put aside.
 local function put_aside(line)
-  if latest and find(line, latest.answer, 1, true) == 1 then -- mostly
-    prepared[latest.id] = line
+  local id, number, after, until_, follows, token, body = match(line, FOLLOWING)
+  if not id then
+    id, number, after, until_, token, body = match(line, SINGLE)
+    follows = "0"
+    if not id then
+      id = match(line, PREPARED)
+      if id == "0" then forget_prepared() end
+      after = turns
+    end
+  end
+  if body and #token > 128 then body = nil end
+  local kind = id and kind_by(id)
+  if not kind then return id ~= nil end -- nobody will ask for it any more
+  local row = kind.row
+  if row.era ~= era or follows == "0" or not body then row.era, row.start, row.odd = era, (row.start or 0) + 1, nil end
+  after = tonumber(after)
+  if after > latest_after then latest_after = after end
+  if not body then -- spelled in another way
+    row.odd = line
     return true
   end
-  local kind = match(line, PREPARED)
-  if kind == "0" then
-    forget_prepared()
-  elseif kind then
-    prepared[kind] = line
+  local place = after % MAX_ROW + 1
+  local answer = row[place]
+  if not answer then
+    answer = {}
+    row[place] = answer
   end
-  return kind ~= nil
+  answer.start, answer.number, answer.after, answer.until_ = row.start, number, after, tonumber(until_)
+  answer.follows, answer.token, answer.body = follows, token, body
+  return true
 end
 
 -- A kept connection is good if it is open and nothing but prepared answers has come, in whole lines. Whatever else
@@ -699,12 +732,9 @@ local function judge(text, part_list)
   return set, token, message, reply
 end
 
--- Prepared answers for the same kind mostly read alike, but for this head.
-local HEAD = format(
-  '^{"v":%d,"prepared":%%d+,"number":(%%d+),"after":(%%d+),"until":([%%d.]+),"token":"([%%w._-]+)"(.+)$',
-  advisor.PROTOCOL)
+-- What follows the head of a prepared answer is mostly known already.
 local HEADLESS = format('{"v":%d', advisor.PROTOCOL)
-local IN_HEAD = { "token", "number", "after", "until", "prepared" }
+local IN_HEAD = { "token", "number", "after", "until", "follows", "prepared" }
 local MAX_BODIES = 16 * MAX_KINDS
 local bodies, body_count = {}, 0 -- what follows a head → what `judge` found in it
 
@@ -752,41 +782,56 @@ local function judge_body(text, part_list)
   return keep_body(text, set, message)
 end
 
--- As `judge`, then number, after and until of an answer that was prepared.
-local function judge_prepared(line, part_list)
-  local number, after, until_, token, body = match(line, HEAD)
-  if body and #token <= 128 then
-    local set, message = judge_body(body, part_list)
-    return set, token, message, number, tonumber(after), tonumber(until_)
-  end
-  local set, message, answer
-  set, token, message, answer = judge(line, part_list)
-  if not set then return nil end
+-- The answer to this kind that holds now; nil where there is none.
+local function next_answer(row)
+  local answer = row[turns % MAX_ROW + 1]
+  -- Worked out before our last submission, it knows nothing of that one.
+  if not answer or answer.start ~= row.start or answer.after ~= turns then return nil end
+  if answer.follows ~= "0" and answer.follows ~= last_used then return nil end
+  return answer
+end
+
+-- As `next_answer`, where it is spelled in another way; false where the daemon has none, or where it is nonsense: then
+-- the second result tells that.
+local function odd_answer(line, part_list)
+  local set, token, message, answer = judge(line, part_list)
+  if not set then return false, true end
   if given(answer, "error") ~= nil then return false end
-  number = given(answer, "number")
-  number = type(number) == "number" and format("%.0f", number) or nil
-  return set, token, message, number, given(answer, "after"), given(answer, "until")
+  local number, follows = given(answer, "number"), given(answer, "follows") or 0
+  if type(number) ~= "number" or given(answer, "after") ~= turns or follows ~= 0 then return false end
+  number = format("%.0f", number)
+  return { number = number, until_ = given(answer, "until"), set = set, token = token, message = message }
 end
 
 -- As `judge`, of the answer that was prepared for this kind; nil where there is none that holds. The daemon is told
 -- that it is used, before it is: what nobody can be told of is not used.
 local function use_prepared(kind, part_list, now, deadline)
-  local line = prepared[kind.id]
-  if not line then return nil end
-  local set, token, message, number, after, until_ = judge_prepared(line, part_list)
-  if not set then
-    if set == nil then disconnect() end -- who prepares nonsense is asked anew
-    return nil
+  local row = kind.row
+  if not row or row.era ~= era then return nil end
+  local answer, set, message, nonsense
+  if row.odd then
+    answer, nonsense = odd_answer(row.odd, part_list)
+    if answer then set, message = answer.set, answer.message end
+  else
+    answer = next_answer(row)
+    if answer then
+      set, message = judge_body(answer.body, part_list)
+      nonsense = set == nil
+    end
   end
-  -- Worked out before our last submission, it knows nothing of that one. The clock may have been set back.
-  if after ~= turns or not number or type(until_) ~= "number"
-    or not (now < until_ and until_ - now <= MAX_AHEAD) then return nil end
-  if not note(number, deadline) then
+  if nonsense then disconnect() end -- who prepares it is asked anew
+  if not answer or not set then return nil end
+  local until_ = answer.until_
+  -- The clock may have been set back.
+  if type(until_) ~= "number" or not (now < until_ and until_ - now <= MAX_AHEAD) then return nil end
+  if not note(answer.number, deadline) then
     disconnect()
     return nil
   end
-  forget_prepared() -- worked out without this one
-  return set, token, message
+  -- All but what follows it was worked out without this one.
+  era, last_used = era + 1, answer.number
+  row.era, answer.start, row.odd = era, nil, nil
+  return set, answer.token, message
 end
 
 -- Job ----------------------------------------------------------------------------------------------
@@ -870,7 +915,7 @@ local function consult(job_desc, part_list, submit_uid)
   local deadline = now + settings.timeout_ms / 1000
   if connection and not in_order(connection) then disconnect() end
   local knocked, kept = 0, connection ~= nil
-  if next(prepared) == nil then
+  if latest_after < turns then -- nothing is prepared
     local not_there
     kept, not_there = knock(deadline)
     if kept == nil then return failed(not_there) end

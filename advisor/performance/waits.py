@@ -89,6 +89,16 @@ class Booking(msgspec.Struct, frozen=True):
     not_before: float = 0.0  # it waits for other jobs until about then
 
 
+class _Applied(msgspec.Struct, frozen=True):
+    """What a booking makes of its pool's timelines."""
+
+    booking: Booking
+    cpu_before: tuple[Timeline, ...]
+    gpu_before: tuple[Timeline, ...]
+    cpu_after: tuple[Timeline, ...]
+    gpu_after: tuple[Timeline, ...]
+
+
 class Ledger:
     """Bookings on top of a snapshot. Owned by one thread: the daemon's event loop, or a simulation.
 
@@ -99,6 +109,8 @@ class Ledger:
         self._base = snapshot
         self._view = snapshot
         self._bookings: list[Booking] = []
+        self._foreseen: dict[tuple[str, int], _Applied] = {}  # token, pool → what was worked out on the last branch
+        self._foresees = False
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -143,6 +155,17 @@ class Ledger:
         """Books a decision on the pool where its job is expected to run."""
         self.carry(Booking(token, pool, priority_tier, need, run_s, tasks, now, not_before))
 
+    def branch(self, snapshot: Snapshot) -> Ledger:
+        """What may be booked next is booked there, and not here. If it is booked here after all, that costs nothing."""
+        branch = Ledger()
+        branch._base, view = snapshot, self.over(snapshot)
+        branch._view = msgspec.structs.replace(
+            view, gpu_timelines=dict(view.gpu_timelines), cpu_timelines=dict(view.cpu_timelines)
+        )
+        branch._foreseen = self._foreseen = {}
+        branch._foresees = True
+        return branch
+
     def carry(self, booking: Booking) -> None:
         """Takes over a booking, of another ledger or a new one."""
         if self._view is None or len(self._bookings) >= MAX_BOOKINGS:
@@ -167,8 +190,20 @@ class Ledger:
             return
         first = view.tier_index(booking.priority_tier)
         pool, need = booking.pool, booking.need
-        gpu_lines = list(view.gpu_timelines.get(pool, ()))
-        cpu_lines = list(view.cpu_timelines[pool])
+        gpu_before, cpu_before = view.gpu_timelines.get(pool, ()), view.cpu_timelines[pool]
+        if not self._foresees and self._foreseen:
+            known = self._foreseen.pop((booking.token, pool), None)
+            if (
+                known is not None
+                and known.cpu_before is cpu_before
+                and (known.gpu_before is gpu_before or not need.gpus)
+                and known.booking == booking
+            ):
+                view.cpu_timelines[pool] = known.cpu_after
+                if need.gpus:
+                    view.gpu_timelines[pool] = known.gpu_after
+                return
+        gpu_lines, cpu_lines = list(gpu_before), list(cpu_before)
         # Whoever comes later at the same or a lower tier finds this job ahead.
         for tier in range(first, len(view.tiers)):
             cpu = Track.thaw(cpu_lines[tier])
@@ -180,6 +215,10 @@ class Ledger:
         view.cpu_timelines[pool] = tuple(cpu_lines)
         if need.gpus:
             view.gpu_timelines[pool] = tuple(gpu_lines)
+        if self._foresees:
+            self._foreseen[booking.token, pool] = _Applied(
+                booking, cpu_before, gpu_before, view.cpu_timelines[pool], view.gpu_timelines.get(pool, ())
+            )
 
 
 def start_on(gpu: Track | None, cpu: Track, need: Need, run_s: float, now: float) -> float:

@@ -45,6 +45,8 @@ class Verdict(msgspec.Struct, frozen=True):
     message: str | None
     complete: Callable[[], Decision]
     fell_back: str = ""  # in a word or two, why the policy left it to another
+    # Books it on another ledger as well, for what may come after it; nothing else is done.
+    foresee: Callable[[Ledger], None] = lambda ledger: None
 
     def reply(self) -> Reply:
         """What is told to the hook."""
@@ -109,15 +111,21 @@ def consider(
 
 
 def consider_at(
-    site: Site, request: SubmitRequest, snapshot: Snapshot | None, ledger: Ledger | None, now: float
+    site: Site,
+    request: SubmitRequest,
+    snapshot: Snapshot | None,
+    ledger: Ledger | None,
+    now: float,
+    branch: Ledger | None = None,
 ) -> Verdict:
-    """As `consider`."""
+    """As `consider`. With a `branch` of the ledger it is considered as if what is booked there were on the ledger."""
     case = Case(request, snapshot, site, now)
     case.belong()
     choice = case.choice
     if choice is None or snapshot is None:
         return case.verdict(None, None, None)
-    view = ledger.over(snapshot) if ledger is not None else snapshot
+    seen = branch or ledger
+    view = seen.over(snapshot) if seen is not None else snapshot
     return case.verdict(score(site.policy, choice.shape, choice.candidates, view, now), view, ledger)
 
 
@@ -248,9 +256,12 @@ class Case:
             line = say(self.request, candidates[told], scores[told], scores[0])
             message = f"{message}; {line}" if message else line
 
+        def book(on: Ledger) -> None:
+            _book(on, self.token, self.now, shape, chosen, scores[outcome.chosen], view, self._ready_at())
+
         def complete() -> Decision:
             if ledger is not None:
-                _book(ledger, self.token, self.now, shape, chosen, scores[outcome.chosen], view, self._ready_at())
+                book(ledger)
             if self.workflows is not None:
                 self._remember(self.workflows, shape, scores, outcome.chosen)
             if scored.remember is not None and self.request.op == "submit":
@@ -275,7 +286,7 @@ class Case:
             )
 
         fell_back = scored.kind if scored.by is not None else ""
-        return Verdict(self.token, self.mode, applied, chosen.set, message, complete, fell_back)
+        return Verdict(self.token, self.mode, applied, chosen.set, message, complete, fell_back, book)
 
     def _common(self, by: tuple[str, str] | None = None) -> dict[str, Any]:
         annotation = self.reading.annotation

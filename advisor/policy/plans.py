@@ -30,8 +30,8 @@ _MAX_READINGS, _MAX_PLANS = 512, 512
 # What does not bear on where a job may go, or only through the annotation, the shape's app and its user.
 _NOT_PLACING = frozenset(
     {
-        "v", "op", "kind", "uid", "user", "name", "prefer", "licenses", "time_min", "dependency", "begin_time", "batch",
-        "script_head", "environment", "comment", "extra", "partitions",
+        "v", "op", "kind", "row", "uid", "user", "name", "prefer", "licenses", "time_min", "dependency", "begin_time",
+        "batch", "script_head", "environment", "comment", "extra", "partitions",
     }
 )  # fmt: skip
 _placing = attrgetter(*(name for name in SubmitRequest.__struct_fields__ if name not in _NOT_PLACING))

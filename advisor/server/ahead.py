@@ -5,8 +5,12 @@ of each of the last few kinds of requests is worked out and sent ahead to a hook
 there when such a job comes, notes that it uses it, and applies it; only then is it a decision: completed, booked,
 counted and logged. Each has a token and a draw of its own. What is not used is forgotten, and nobody ever hears of it.
 
-An answer holds for the next submission only: it tells after how many requests and notes of that hook it was worked
-out, so a hook that has sent another one since passes it over. A new snapshot, other settings or a decision for
+Where one kind is submitted again and again, several answers to it are worked out in a row, each with the ones before it
+booked, and sent at once: the hook reads seldom, and so does the daemon, which completes several when it looks.
+
+An answer holds for one submission only: it tells after how many requests and notes of that hook it was worked
+out, so a hook that has sent another one since passes it over, and in a row also which answer must have been
+used last. A new snapshot, other settings or a decision for
 somebody else take it back; and it is good for `GOOD_S` at most.
 
 Notes are looked for, not waited for: a process that slurmctld wakes up takes the core from it, or makes it send an
@@ -19,29 +23,33 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from advisor import protocol
+from advisor.server.audience import MAX_KINDS, Audience, Handed
 from advisor.server.preparing import Prepared, Preparing
-from advisor.server.watcher import PAUSE_S, Watcher
+from advisor.server.watcher import LOOK_S, PAUSE_S, Watcher
 
-# As many as the hook keeps; a request that did not come again for so long is prepared for no more.
-MAX_KINDS, KEEP_S = 8, 60.0
+# A request that did not come again for so long is prepared for no more.
+KEEP_S = 60.0
 GOOD_S = 2.0
 # So long may be spent on preparing after a decision. Whoever asks meanwhile waits for the one answer that is just being
 # worked out, and where a policy takes long, only the latest kinds are prepared for.
 ROUND_US = 5000.0
 # After so many of one kind in a row the next one is mostly of that kind too: the others' turn comes when no submission
 # has come for a while. Else up to eight answers would be worked out, and read by the hook, for each that is used.
-IN_A_ROW, REST_S = 3, 0.03
+IN_A_ROW, REST_S = 3, 0.05
+# So many answers to it are there at most, and not more than were used; half of them used, and others follow.
+MAX_ROW = 16
 # Nobody looks for notes any more this long after the last answer was good; found out that often.
 OVER_S, ASK_OVER_S = 0.5, 0.25
 # Answers that one hook may still use; more than its kinds, as new ones replace some that it may just be reading.
-_MAX_WAITING = 4 * MAX_KINDS
+_MAX_WAITING = 4 * MAX_KINDS + 2 * MAX_ROW
+_ROW = -1  # in place of a kind: what may follow the latest one
 
 FORGET = msgspec.json.encode(protocol.Forget(v=protocol.VERSION)) + b"\n"
 
@@ -64,46 +72,18 @@ class Hearer(Protocol):
         ...
 
 
-class _Audience:
-    """What one hook asks for, and what was prepared for it."""
-
-    def __init__(self) -> None:
-        self.kinds: OrderedDict[int, tuple[protocol.SubmitRequest, float]] = OrderedDict()  # the latest one last
-        self.waiting: dict[int, Prepared] = {}
-        # What waited before the last submission. A hook's first note comes on a connection that has to be taken first,
-        # and may be read after a request that it sent later.
-        self.passed: dict[int, Prepared] = {}
-        self.in_a_row = 0  # submissions of the latest kind
-        self.notes = 0
-        self.heard_at = 0.0
-        self.gone = False  # but what it has noted may still be read
-
-    def heard(self, request: protocol.SubmitRequest | None) -> None:
-        """A submission has come; whatever was prepared was worked out without it."""
-        self.passed, self.waiting = self.waiting, {}
-        self.heard_at = time.monotonic()
-        if request is None:
-            self.in_a_row = 0
-            return
-        self.in_a_row = self.in_a_row + 1 if request.kind == next(reversed(self.kinds), None) else 1
-        self.kinds[request.kind] = (request, self.heard_at)
-        self.kinds.move_to_end(request.kind)
-        if len(self.kinds) > MAX_KINDS:
-            self.kinds.popitem(last=False)
-
-
 class Ahead:
     """What is prepared, for all hooks that are connected. Belongs to the event loop."""
 
     def __init__(self, begin: Callable[[], Preparing], busy: Callable[[], bool], settle: Callable[[], None]) -> None:
         self._begin, self._busy = begin, busy  # busy: what was decided last is not on the ledger yet
         self._settle = settle  # reads the notes, and completes what they tell of
-        self._audiences: dict[Hearer, _Audience] = {}
+        self._audiences: dict[Hearer, Audience] = {}
         self._notes: dict[Hearer, int] = {}  # → the watched file descriptor
         self._watcher = Watcher(settle)
         self._due: deque[tuple[Hearer, int]] = deque()
         self._under_way: Preparing | None = None
-        self._for: list[tuple[Hearer, _Audience]] = []  # what is under way
+        self._for: list[tuple[Hearer, Audience]] = []  # what is under way
         self._first = True  # of this round; it is handed over by itself, and soon
         self._spent_us = 0.0
         self._number = random.getrandbits(48)  # what another daemon has prepared is never taken for one of ours
@@ -119,7 +99,7 @@ class Ahead:
         if audience is None:
             if not request.kind:
                 return
-            audience = self._audiences[hearer] = _Audience()
+            audience = self._audiences[hearer] = Audience()
         # Which job a dependency means may change while nobody submits anything.
         audience.heard(request if request.kind and not request.dependency else None)
 
@@ -141,10 +121,8 @@ class Ahead:
     def used(self, number: int) -> tuple[Hearer, Prepared] | None:
         """Who has used which answer; None where it was never prepared, or has been forgotten."""
         for hearer, audience in self._audiences.items():
-            found = audience.waiting.pop(number, None) or audience.passed.pop(number, None)
+            found = audience.used(number)
             if found is not None:
-                audience.notes += 1
-                audience.heard(found.request)
                 return hearer, found
         return None
 
@@ -152,8 +130,10 @@ class Ahead:
         """What was prepared does not hold any more, except that one hook knows it by itself; others are told."""
         for hearer, audience in self._audiences.items():
             # Kept all the same: the hook may be using one right now.
-            if hearer is not but and audience.waiting and not hearer.say(FORGET):
-                audience.gone = True
+            if hearer is not but:
+                audience.row = None
+                if audience.waiting and not hearer.say(FORGET):
+                    audience.gone = True
         self.prepare()
 
     def prepare(self) -> None:
@@ -173,15 +153,29 @@ class Ahead:
             for kind, (_, seen_at) in list(audience.kinds.items()):
                 if now - seen_at > KEEP_S:
                     del audience.kinds[kind]
-            latest_first = list(reversed(audience.kinds))
-            if audience.in_a_row >= IN_A_ROW and len(latest_first) > 1:
-                self._rest = self._rest or asyncio.get_running_loop().call_later(REST_S, self._prepare_the_rest)
-                del latest_first[1:]
+            latest_first: list[int] = list(reversed(audience.kinds))
+            if audience.in_a_row >= IN_A_ROW:
+                if len(latest_first) > 1:
+                    self._rest = self._rest or asyncio.get_running_loop().call_later(REST_S, self._prepare_the_rest)
+                    del latest_first[1:]
+                row = audience.row
+                if row is not None and row.unused and now - row.unused[0][1] > GOOD_S / 2:
+                    row = audience.row = None  # worked out anew, before it is too old
+                if row is not None and len(row) > 0:
+                    latest_first.clear()
+                if row is None or len(row) <= _row_size(audience) // 2:
+                    latest_first.append(_ROW)
             self._due.extend((hearer, kind) for kind in latest_first)
+        self._look_as_often_as_needed()
         self._go_on()
 
     def _prepare_the_rest(self) -> None:
+        submissions = [audience.heard_at for audience in self._audiences.values()]
         self._rest = None
+        self._settle()
+        if submissions != [audience.heard_at for audience in self._audiences.values()]:
+            return  # more has come, and was not looked for yet
+        self._watcher.pause_s = LOOK_S
         for hearer, audience in self._audiences.items():
             if audience.in_a_row >= IN_A_ROW and not audience.gone:
                 self._due.extend((hearer, kind) for kind in list(reversed(audience.kinds))[1:])
@@ -201,7 +195,9 @@ class Ahead:
             return
         hearer, kind = self._due.popleft()
         audience = self._audiences.get(hearer)
-        if audience is not None and not audience.gone and kind in audience.kinds:
+        if audience is not None and kind == _ROW:
+            self._lengthen(hearer, audience)
+        elif audience is not None and not audience.gone and kind in audience.kinds:
             if self._under_way is None:
                 self._under_way = self._begin()
             before_us = self._under_way.took_us
@@ -225,12 +221,50 @@ class Ahead:
             return
         before_us = under_way.took_us
         for (hearer, audience), prepared in zip(self._for, under_way.answers(), strict=True):
-            if prepared is not None:
-                self._hand_over(hearer, audience, prepared)
+            if prepared is None:
+                continue
+            line = self._put_in_line(hearer, audience, prepared, hearer.lines + audience.notes, 0)
+            audience.gone = not hearer.say(line)
+            request = prepared.request
+            if audience.in_a_row >= IN_A_ROW and request.row > 1 and request.kind == next(reversed(audience.kinds)):
+                row = under_way.row(prepared)
+                audience.row = Handed(row, self._number, time.monotonic()) if row is not None else None
         self._spent_us += under_way.took_us - before_us
         self._for.clear()
 
-    def _hand_over(self, hearer: Hearer, audience: _Audience, prepared: Prepared) -> None:
+    def _lengthen(self, hearer: Hearer, audience: Audience) -> None:
+        """Works out one more of a row; what is there of it is handed over in one go."""
+        row = audience.row
+        if row is None or audience.gone:
+            return
+        missing = _row_size(audience) - len(row)
+        if missing > 0 and not row.row.over and self._spent_us < ROUND_US:
+            prepared = row.row.next()
+            if prepared is not None:
+                row.ready.append(prepared)
+                self._spent_us += prepared.took_us
+            if missing > 1 and not row.row.over and self._spent_us < ROUND_US:
+                self._due.appendleft((hearer, _ROW))
+                return
+        lines = []
+        for prepared in row.ready:
+            after = hearer.lines + audience.notes + len(row.unused)
+            lines.append(self._put_in_line(hearer, audience, prepared, after, row.last))
+            row.unused.append((self._number, time.monotonic()))
+            row.last = self._number
+        row.ready.clear()
+        if lines:
+            audience.gone = not hearer.say(b"".join(lines))
+        self._look_as_often_as_needed()
+
+    def _look_as_often_as_needed(self) -> None:
+        """What is noted of a row need not be known before half of it is used, however fast that is."""
+        waiting = [audience for audience in self._audiences.values() if audience.waiting and not audience.gone]
+        least = min((len(audience.row.unused) if audience.row else 0 for audience in waiting), default=0)
+        self._watcher.pause_s = LOOK_S * max(least / 2, 1.0)
+
+    def _put_in_line(self, hearer: Hearer, audience: Audience, prepared: Prepared, after: int, follows: int) -> bytes:
+        """The line that hands an answer over."""
         self._number += 1
         while len(audience.waiting) >= _MAX_WAITING:
             del audience.waiting[next(iter(audience.waiting))]
@@ -240,8 +274,9 @@ class Ahead:
             v=protocol.VERSION,
             prepared=prepared.request.kind,
             number=self._number,
-            after=hearer.lines + audience.notes,
+            after=after,
             until=round(time.time() + GOOD_S, 3),
+            follows=follows if prepared.request.row > 1 else None,
             token=reply.token,
             action=reply.action,
             set=reply.set,
@@ -251,7 +286,7 @@ class Ahead:
         if self.looking is None:
             self.looking = asyncio.get_running_loop().call_later(ASK_OVER_S, self._ask_whether_over)
             self._watcher.begin()
-        audience.gone = not hearer.say(self._encoder.encode(line) + b"\n")
+        return self._encoder.encode(line) + b"\n"
 
     def _ask_whether_over(self) -> None:
         self.looking = None
@@ -263,5 +298,11 @@ class Ahead:
         for hearer, audience in list(self._audiences.items()):
             audience.waiting.clear()
             audience.passed.clear()
+            audience.row = None
             if audience.gone:
                 del self._audiences[hearer]
+
+
+def _row_size(audience: Audience) -> int:
+    request, _ = audience.kinds[next(reversed(audience.kinds))]
+    return min(request.row, MAX_ROW, audience.in_a_row + 1)

@@ -1,22 +1,24 @@
-"""Works out the answers to submissions that may come next, for several kinds of them in one go.
+"""Works out the answers to submissions that may come next: of several kinds in one go, or of one kind in a row.
 
 Each is what would be answered if it came next, so none takes anything from another: the network is asked about all of
 them at once. What is most of the work, waits and run times, is done for one at a time, so that whoever asks meanwhile
-does not wait for all.
+does not wait for all. Of a row, each answer is worked out as if those before it had been used.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
 from advisor import protocol
 from advisor.performance.snapshot import Snapshot
 from advisor.performance.waits import Ledger
-from advisor.policy.decision import Site, Verdict
+from advisor.policy.decision import Case, Site, Verdict, consider_at
 from advisor.policy.guarded import Guarded
+from advisor.policy.interface import Policy
 from advisor.policy.together import Together
 
 
@@ -35,7 +37,7 @@ class Preparing:
     def __init__(
         self, site: Site, snapshot: Snapshot | None, ledger: Ledger, failed: Callable[[Exception], None]
     ) -> None:
-        self._ledger, self._site, self._failed = ledger, site, failed
+        self._ledger, self._site, self._failed, self._snapshot = ledger, site, failed, snapshot
         self._requests: list[protocol.SubmitRequest] = []
         self._together = Together((), snapshot, ledger, site, time.time())
         self.took_us = 0.0
@@ -51,12 +53,8 @@ class Preparing:
     def answers(self) -> list[Prepared | None]:
         """One for each that was taken; None where it could not be worked out."""
         began = time.perf_counter()
-        policy = self._site.policy
-        counted = dict(policy.fallbacks) if isinstance(policy, Guarded) else {}
-        verdicts = self._together.all_at_once()
-        if isinstance(policy, Guarded):  # these count when they are used
-            policy.fallbacks.clear()
-            policy.fallbacks.update(counted)
+        with _not_counted(self._site.policy):
+            verdicts = self._together.all_at_once()
         self.took_us += (time.perf_counter() - began) * 1e6
         each_us = self.took_us / max(len(verdicts), 1)
         found: list[Prepared | None] = []
@@ -67,3 +65,47 @@ class Preparing:
             else:
                 found.append(Prepared(request, verdict, self._ledger, each_us))
         return found
+
+    def row(self, first: Prepared) -> Row | None:
+        """What may follow an answer of this round, of the same kind; None where that cannot be foreseen."""
+        if self._snapshot is None or first.verdict.mode == "off":
+            return None
+        case = Case(first.request, self._snapshot, self._site, time.time())
+        if case.belongs:  # what else is submitted of its workflow bears on it
+            return None
+        return Row(first, self._site, self._snapshot, self._failed)
+
+
+class Row:
+    """Answers to one request that comes again and again, as long as nothing else happens."""
+
+    def __init__(self, first: Prepared, site: Site, snapshot: Snapshot, failed: Callable[[Exception], None]) -> None:
+        self.request = first.request
+        self._site, self._snapshot, self._failed = site, snapshot, failed
+        self._ledger = first.ledger
+        self._branch = first.ledger.branch(snapshot)
+        first.verdict.foresee(self._branch)
+        self.over = False  # one could not be worked out, and so none that comes after it
+
+    def next(self) -> Prepared | None:
+        """The answer to the one that follows; None where it could not be worked out."""
+        began = time.perf_counter()
+        try:
+            with _not_counted(self._site.policy):
+                verdict = consider_at(self._site, self.request, self._snapshot, self._ledger, time.time(), self._branch)
+            verdict.foresee(self._branch)
+        except Exception as error:
+            self.over = True
+            self._failed(error)
+            return None
+        return Prepared(self.request, verdict, self._ledger, (time.perf_counter() - began) * 1e6)
+
+
+@contextmanager
+def _not_counted(policy: Policy) -> Iterator[None]:
+    """What the policy leaves to another counts when it is used."""
+    counted = dict(policy.fallbacks) if isinstance(policy, Guarded) else {}
+    yield
+    if isinstance(policy, Guarded):
+        policy.fallbacks.clear()
+        policy.fallbacks.update(counted)

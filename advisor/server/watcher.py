@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 
-# Of two submissions of a loop around `sbatch`, 8 ms apart at the least, the second must find its answer.
+# Where one answer is prepared: of two submissions of a loop around `sbatch`, 8 ms apart at the least, the second must
+# find its own.
 LOOK_S = 0.005
 # So long after its note slurmctld may still be at that submission, and may need the core.
 PAUSE_S = 0.001
@@ -29,6 +30,7 @@ class Watcher:
         self._watched: set[int] = set()
         self._on = False
         self._go = threading.Event()
+        self.pause_s = LOOK_S  # between looks
         self._told = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -67,7 +69,7 @@ class Watcher:
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
             self._go.wait()
-            time.sleep(LOOK_S)
+            time.sleep(self.pause_s)
             if self._told or not self._poll.poll(0):
                 continue
             time.sleep(PAUSE_S)

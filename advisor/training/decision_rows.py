@@ -15,6 +15,7 @@ def decision_row(request: SubmitRequest, decision: Decision, latency_us: float, 
     slim = msgspec.structs.replace(
         request,
         kind=0,
+        row=1,
         script_head=None,
         partitions=[PartitionLimits(name=limits.name) for limits in request.partitions],
     )

@@ -15,6 +15,7 @@ from advisor.performance.queue import build_snapshot
 from advisor.policy.guarded import Guarded
 from advisor.policy.registry import make_policy
 from advisor.server import ahead as module
+from advisor.server import audience
 from advisor.server.counters import Counters
 from advisor.server.hotpath import HotPath
 from advisor.server.succession import Succession
@@ -113,6 +114,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(audience, "time", clock)
     return clock
 
 
