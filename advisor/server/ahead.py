@@ -159,11 +159,11 @@ class Ahead:
                     self._rest = self._rest or asyncio.get_running_loop().call_later(REST_S, self._prepare_the_rest)
                     del latest_first[1:]
                 row = audience.row
-                if row is not None and row.unused and now - row.unused[0][1] > GOOD_S / 2:
+                if row is not None and (not row.unused or now - row.unused[0][1] > GOOD_S / 2):
                     row = audience.row = None  # worked out anew, before it is too old
-                if row is not None and len(row) > 0:
+                if row is not None:
                     latest_first.clear()
-                if row is None or len(row) <= _row_size(audience) // 2:
+                if row is None or row.ready or len(row) <= _row_size(audience) // 2:
                     latest_first.append(_ROW)
             self._due.extend((hearer, kind) for kind in latest_first)
         self._look_as_often_as_needed()
@@ -196,6 +196,7 @@ class Ahead:
         hearer, kind = self._due.popleft()
         audience = self._audiences.get(hearer)
         if audience is not None and kind == _ROW:
+            self._hand_over_all()  # the first of it
             self._lengthen(hearer, audience)
         elif audience is not None and not audience.gone and kind in audience.kinds:
             if self._under_way is None:
@@ -223,7 +224,7 @@ class Ahead:
         for (hearer, audience), prepared in zip(self._for, under_way.answers(), strict=True):
             if prepared is None:
                 continue
-            line = self._put_in_line(hearer, audience, prepared, hearer.lines + audience.notes, 0)
+            line = self._put_in_line(audience, prepared, hearer.lines + audience.notes)
             audience.gone = not hearer.say(line)
             request = prepared.request
             if audience.in_a_row >= IN_A_ROW and request.row > 1 and request.kind == next(reversed(audience.kinds)):
@@ -241,16 +242,16 @@ class Ahead:
         if missing > 0 and not row.row.over and self._spent_us < ROUND_US:
             prepared = row.row.next()
             if prepared is not None:
-                row.ready.append(prepared)
+                row.ready.append((prepared, time.monotonic()))
                 self._spent_us += prepared.took_us
             if missing > 1 and not row.row.over and self._spent_us < ROUND_US:
                 self._due.appendleft((hearer, _ROW))
                 return
         lines = []
-        for prepared in row.ready:
-            after = hearer.lines + audience.notes + len(row.unused)
-            lines.append(self._put_in_line(hearer, audience, prepared, after, row.last))
-            row.unused.append((self._number, time.monotonic()))
+        for prepared, made_at in row.ready:
+            after, age_s = hearer.lines + audience.notes + len(row.unused), time.monotonic() - made_at
+            lines.append(self._put_in_line(audience, prepared, after, row.last, age_s))
+            row.unused.append((self._number, made_at))
             row.last = self._number
         row.ready.clear()
         if lines:
@@ -263,7 +264,9 @@ class Ahead:
         least = min((len(audience.row.unused) if audience.row else 0 for audience in waiting), default=0)
         self._watcher.pause_s = LOOK_S * max(least / 2, 1.0)
 
-    def _put_in_line(self, hearer: Hearer, audience: Audience, prepared: Prepared, after: int, follows: int) -> bytes:
+    def _put_in_line(
+        self, audience: Audience, prepared: Prepared, after: int, follows: int = 0, age_s: float = 0.0
+    ) -> bytes:
         """The line that hands an answer over."""
         self._number += 1
         while len(audience.waiting) >= _MAX_WAITING:
@@ -275,7 +278,7 @@ class Ahead:
             prepared=prepared.request.kind,
             number=self._number,
             after=after,
-            until=round(time.time() + GOOD_S, 3),
+            until=round(time.time() + GOOD_S - age_s, 3),
             follows=follows if prepared.request.row > 1 else None,
             token=reply.token,
             action=reply.action,

@@ -21,7 +21,7 @@ class Handed:
         self.row = row
         self.last = number  # that was handed over
         self.unused: deque[tuple[int, float]] = deque([(number, now)])  # and when it was worked out
-        self.ready: list[Prepared] = []
+        self.ready: list[tuple[Prepared, float]] = []
 
     def __len__(self) -> int:
         return len(self.unused) + len(self.ready)
@@ -44,7 +44,9 @@ class Audience:
 
     def heard(self, request: protocol.SubmitRequest | None, row: Handed | None = None) -> None:
         """A submission has come; whatever was prepared was worked out without it, but for a row that goes on."""
-        holds = {number: self.waiting.pop(number) for number, _ in row.unused} if row is not None else {}
+        holds = {}
+        for number, _ in row.unused if row is not None else ():
+            holds[number] = self.waiting.pop(number)
         self.passed.update(self.waiting)
         while len(self.passed) > _MAX_PASSED:
             del self.passed[next(iter(self.passed))]

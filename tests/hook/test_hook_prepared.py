@@ -469,3 +469,104 @@ def test_the_real_daemon_prepares_what_the_real_hook_uses_and_its_log_has_every_
         daemon.close()
     assert sorted(tokens) == sorted(row[0] for row in daemon.query("select token from decisions"))
     assert len(set(tokens)) == 12
+
+
+def row(count: int, after: int = 1, number: int = 100, follows: int = 0, **changes: Any) -> bytes:
+    """So many answers to one kind, each to be used after the one before."""
+    lines = []
+    for n in range(count):
+        said = json.loads(prepared(after=after + n, number=number + n, token=f"t{number + n}", **changes))
+        head = {key: said.pop(key) for key in ("v", "prepared", "number", "after", "until")}
+        lines.append(compact({**head, "follows": follows if n == 0 else number + n - 1, **said}))
+    return b"".join(lines)
+
+
+def test_a_request_says_how_many_answers_in_a_row_are_kept(preparing: Preparing, asked_once: Slurmctld) -> None:
+    assert preparing.asked[0]["row"] == 16
+
+
+def test_a_row_is_taken_one_by_one_and_goes_on_where_more_of_it_comes(
+    preparing: Preparing, asked_once: Slurmctld
+) -> None:
+    preparing.say(row(16))
+    tokens = []
+    for n in range(60):
+        if n and n % 8 == 0:  # half of it is used
+            preparing.say(row(8, after=9 + n, number=108 + n, follows=107 + n))
+        outcome = asked_once.submit()
+        assert outcome.fields["partition"] == "v100"
+        tokens.append(outcome.fields["admin_comment"])
+    assert tokens == [f"advisor=t{100 + n}" for n in range(60)]
+    assert preparing.noted(*range(100, 160)) and len(preparing.asked) == 1
+
+
+def test_a_row_that_was_taken_back_is_not_taken_any_further(preparing: Preparing, asked_once: Slurmctld) -> None:
+    preparing.say(row(8))
+    for n in range(3):
+        assert asked_once.submit().fields["admin_comment"] == f"advisor=t{100 + n}"
+    preparing.say(compact({"v": 1, "prepared": 0}))
+    assert asked_once.submit().fields == AS_ASKED
+    assert asked_once.submit().fields == AS_ASKED  # nor after that
+    assert preparing.noted(100, 101, 102) and len(preparing.asked) == 3
+
+
+def test_another_job_ends_a_row(preparing: Preparing, asked_once: Slurmctld) -> None:
+    preparing.say(row(8) + prepared(kind=2, after=2, number=50))
+    assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
+    assert asked_once.submit({**UNCHANGED, "name": "other"}).fields["admin_comment"] == "advisor=asked"
+    assert asked_once.submit().fields == AS_ASKED
+    assert preparing.noted(100) and len(preparing.asked) == 3
+
+
+def test_a_row_for_each_of_two_kinds_ends_with_the_first_use_of_the_other(
+    preparing: Preparing, asked_once: Slurmctld
+) -> None:
+    other = {**UNCHANGED, "name": "other"}
+    asked_once.submit(other)
+    preparing.say(row(4, after=2) + row(4, after=2, number=200, kind=2))
+    assert asked_once.submit(other).fields["admin_comment"] == "advisor=t200"
+    assert asked_once.submit().fields == AS_ASKED
+    assert asked_once.submit(other).fields["admin_comment"] == "advisor=asked"
+    assert preparing.noted(200)
+
+
+def test_what_follows_an_answer_that_was_not_used_is_not_taken(preparing: Preparing, asked_once: Slurmctld) -> None:
+    """As when the daemon works a row out anew while the first of the old one is being used."""
+    preparing.say(row(4))
+    assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
+    preparing.say(row(4, number=200))
+    assert asked_once.submit().fields == AS_ASKED
+    assert preparing.noted(100)
+
+
+def test_a_new_row_takes_the_place_of_the_old_one(preparing: Preparing, asked_once: Slurmctld) -> None:
+    preparing.say(row(8) + row(2, number=200))
+    for n in range(2):
+        assert asked_once.submit().fields["admin_comment"] == f"advisor=t{200 + n}"
+    assert asked_once.submit().fields == AS_ASKED  # the old row's third was worked out after others
+    assert preparing.noted(200, 201)
+
+
+def test_a_row_of_a_daemon_that_was_restarted_is_not_taken(preparing: Preparing, asked_once: Slurmctld) -> None:
+    preparing.say(row(8))
+    assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
+    preparing.daemon.hang_up()
+    assert asked_once.submit().fields == AS_ASKED
+    assert asked_once.submit().fields == AS_ASKED
+    assert preparing.noted(100)
+
+
+def test_an_answer_in_a_row_that_may_not_be_applied_ends_it(preparing: Preparing, asked_once: Slurmctld) -> None:
+    bad = row(1, after=2, number=101, follows=100, set={"partition": "secret"})
+    preparing.say(row(1) + bad + row(1, after=3, number=102, follows=101))
+    assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
+    assert asked_once.submit().fields == AS_ASKED
+    assert asked_once.submit().fields == AS_ASKED
+    assert preparing.noted(100)
+
+
+def test_an_old_answer_in_a_row_is_passed_over(preparing: Preparing, asked_once: Slurmctld) -> None:
+    preparing.say(row(1) + row(3, after=2, number=101, follows=100, good_s=-0.1))
+    assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
+    assert asked_once.submit().fields == AS_ASKED
+    assert preparing.noted(100)

@@ -80,3 +80,20 @@ def test_bookings_end_when_pools_are_no_longer_the_same():
     ledger.book("a", 0, GPU, 600, NOW)
     ledger.over(build_snapshot(one_pool(gpus=4, jobs=[]), {}))
     assert len(ledger) == 0
+
+
+def test_what_is_booked_on_a_branch_is_not_on_the_ledger_until_it_is_booked_there():
+    snapshot = poll()
+    ledger, plain = Ledger(snapshot), Ledger(snapshot)
+    for each in (ledger, plain):
+        each.book("a", 0, GPU, 600, NOW)
+    branch = ledger.branch(snapshot)
+    for token, run_s in (("b", 900), ("c", 1200), ("d", 300)):
+        branch.book(token, 0, GPU, run_s, NOW)
+    assert wait(ledger.over(snapshot)) == 0 and wait(branch.over(snapshot)) > 600
+    # As foreseen, then something that was not, then what was foreseen without that.
+    for token, run_s in (("b", 900), ("x", 50), ("c", 1200)):
+        for each in (ledger, plain):
+            each.book(token, 0, GPU, run_s, NOW)
+        assert msgspec.msgpack.encode(ledger.view) == msgspec.msgpack.encode(plain.view)
+    assert len(ledger) == 4
