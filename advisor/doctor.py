@@ -84,7 +84,7 @@ def _accounting(loaded: Loaded) -> Iterator[Finding]:
             "accounting (sacct)",
             "wrong",
             str(error),
-            "outcomes come from sacct: set AccountingStorageType=accounting_storage/slurmdbd in slurm.conf",
+            "outcomes come from sacct, which needs slurmdbd (AccountingStorageType=accounting_storage/slurmdbd)",
         )
         return
     yield Finding("accounting (sacct)", "ok", "answers")

@@ -86,5 +86,5 @@ def _show(decision: dict[str, Any], message: str | None) -> None:
     )
     if message:
         console.print(plain(message), highlight=False)
-    if decision.get("annotation_error"):
+    if decision.get("annotation_error") and decision["annotation_error"] not in (message or ""):
         console.print(plain(decision["annotation_error"]), highlight=False)

@@ -31,6 +31,7 @@ ENVIRONMENT = (
 MAX_OUTPUT = 6 << 30
 MAX_STDERR = 64 << 10
 _CHUNK = 1 << 18
+_WORDS_SHOWN = 5
 
 
 class SlurmCommand:
@@ -50,7 +51,8 @@ class SlurmCommand:
 
         The time-out covers the whole run. A reader that stops early ends the command.
         """
-        shown = shlex.join((*self.prefix, *words))
+        # Enough to know it by. The rest may be long, and other each time, so that one fault would look like many.
+        shown = shlex.join((*self.prefix, *words[:_WORDS_SHOWN])) + (" …" if len(words) > _WORDS_SHOWN else "")
         try:
             process = subprocess.Popen(
                 (*self.prefix, *ENVIRONMENT, *words),
@@ -123,6 +125,8 @@ def _advice(said: bytearray) -> str:
     text = said.decode("utf-8", "replace").lower()
     if "not found" in text or "no such file" in text:
         return "Install slurm-client where this runs, or set slurm.command to a prefix that has it"
+    if "persistent connection" in text or "slurmdbd" in text:
+        return "Is slurmdbd running and reachable (sacctmgr ping)?"
     if "unable to contact" in text or "connection refused" in text:
         return "Is slurmctld running and reachable (scontrol ping)?"
     if "munge" in text or "authentication" in text or "credential" in text:

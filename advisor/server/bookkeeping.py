@@ -145,6 +145,8 @@ class Bookkeeper:
             ("slowdowns", self.sharing.learn),
         )
         for what, task in tasks:
+            if what == "collect" and time.monotonic() < self._next_collect:
+                continue  # nor has it worked again, where it failed before
             try:
                 task(self._connect(settings), settings)
             except BrokenPipeError:
@@ -251,8 +253,6 @@ class Bookkeeper:
         self._next_history = max(time.monotonic() + _HISTORY_S, self._history_rest)
 
     def _collect(self, db: Database, settings: Settings) -> None:
-        if time.monotonic() < self._next_collect:
-            return
         if settings.slurm.source != "recorded":  # a recording has no accounting
             slurm = SlurmCommand(settings.slurm.command, max(settings.slurm.timeout_s, _SACCT_TIMEOUT_S))
             now = time.time()
