@@ -4,9 +4,7 @@ from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """`now`, `40 s`, `12 min`, `3 h`, `2 d`: one figure, since it is an estimate."""
-    if seconds < 1:
-        return "now"
+    """`40 s`, `12 min`, `3 h`, `2 d`: one figure, since it is an estimate."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:

@@ -4,6 +4,7 @@ import pytest
 from advisor.cluster.types import Partition
 from advisor.config import PolicySettings
 from advisor.performance.waits import Ledger
+from advisor.policy.words import duration, starts
 from tests.policy.site import (
     BUSY,
     NODES,
@@ -269,3 +270,8 @@ def test_a_large_jobs_booking_loads_every_pool_it_lies_on():
     advise(submission(partition="k80,p100", min_nodes=2, max_nodes=2, tres_per_node="gres/gpu:2"), base, ledger=ledger)
     later = advise(submission(partition="p100", time_limit=10, **ANYWHERE), base, ledger=ledger, seed=1)
     assert later.predictions[0].wait_s > 1000
+
+
+def test_a_span_below_a_second_is_still_a_span():
+    assert duration(0.2) == "0 s", "it stands in `would save only …` and `runs ~…`"
+    assert starts(0.2) == "starts now"
