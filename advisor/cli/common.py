@@ -62,6 +62,19 @@ def there_is(path: Path) -> bool:
     return True
 
 
+def as_owner_of(path: Path) -> None:
+    """Root goes on as the user whose log this is: the daemon must be able to read and replace what is written."""
+    import os
+
+    try:
+        owner = path.stat()
+    except OSError:
+        return
+    if os.geteuid() == 0 and owner.st_uid != 0:
+        os.setegid(owner.st_gid)
+        os.seteuid(owner.st_uid)
+
+
 def duration(seconds: float) -> str:
     """A time span as people say it: 45 s, 3 min, 2 h 10 min, 3 d 4 h."""
     seconds = max(0, round(seconds))

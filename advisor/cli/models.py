@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from advisor.cli.common import fail, json_option, print_json, settings
+from advisor.cli.common import as_owner_of, fail, json_option, print_json, settings
 
 if TYPE_CHECKING:
     from advisor.training.versions import Versions
@@ -110,6 +111,7 @@ def rollback(ctx: click.Context, why: str, as_json: bool) -> None:
 def _turned(ctx: click.Context, version: str | None, why: str, as_json: bool) -> None:
     from advisor.training.versions import VersionError
 
+    as_owner_of(Path(settings(ctx).settings.paths.database))
     versions = _versions(ctx)
     try:
         before = versions.pointer().version if version is None else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from advisor.cli.common import fail, json_option, print_json, settings
+from advisor.cli.common import as_owner_of, fail, json_option, print_json, settings
 
 if TYPE_CHECKING:
     from advisor.training.retrain import Retrained
@@ -48,6 +48,7 @@ def command(
     share simulation and the policy's tuning; the first alone reads the log and writes, to the result of one process.
     """
     loaded = settings(ctx).settings
+    as_owner_of(Path(loaded.paths.database))
     try:
         from advisor.training.crew import Crew
         from advisor.training.ranks import RankLost

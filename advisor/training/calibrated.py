@@ -75,6 +75,8 @@ def read_site(db: Database, cluster: str, most: int = MOST_JOBS) -> Site | None:
             "FROM outcomes AS o LEFT JOIN decisions AS d ON d.token = o.token "
             "WHERE o.cluster = ? AND o.start IS NOT NULL AND o.submit IS NOT NULL AND o.nodes IS NOT NULL "
             "AND o.elapsed > 0 AND o.processor NOT IN ('', 'gpu') AND o.partition IS NOT NULL "
+            # The cluster that is made of them has whole GPUs only, and nodes of one kind in each place.
+            "AND o.processor NOT LIKE '%/shard' AND o.processor NOT LIKE '%+%' "
             "AND o.state IN ('COMPLETED', 'TIMEOUT') ORDER BY o.submit DESC, o.db_index LIMIT ?",
             (cluster, most),
         ).fetchall()
@@ -82,6 +84,11 @@ def read_site(db: Database, cluster: str, most: int = MOST_JOBS) -> Site | None:
     if len(rows) < 2:
         return None
     made = _cluster(cluster, rows)
+    # Those that used no GPU could run nowhere in it if every node has some.
+    processors = {place.processor for place in made.places}
+    rows = [row for row in rows if row["processor"] in processors]
+    if len(rows) < 2:
+        return None
     first = rows[0]["submit"]
     jobs = []
     for number, row in enumerate(rows):

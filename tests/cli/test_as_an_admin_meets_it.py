@@ -13,8 +13,10 @@ from click.testing import CliRunner, Result
 
 from advisor import doctor
 from advisor.cli import cli
+from advisor.cli.common import as_owner_of
 from advisor.cli.explain import _decision, _outcomes
-from advisor.config import load
+from advisor.config import Paths, Settings, load
+from advisor.server import saved_run_times
 from advisor.server.peers import kept_out
 from advisor.store.database import Database
 from tests.store.rows import decision, outcome
@@ -131,3 +133,33 @@ def test_check_tells_when_slurmctlds_user_cannot_open_the_socket(tmp_path: Path)
         else:
             assert kept_out(nobody, path, (nobody,)) is None
     assert "does not know" in (kept_out("no-such-user-here", path, ()) or "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may work as somebody else")
+def test_what_root_writes_beside_the_log_belongs_to_the_logs_owner(tmp_path: Path) -> None:
+    """Else the daemon could neither read nor replace a version that root made."""
+    nobody = pwd.getpwnam("nobody")
+    for path in (*tmp_path.parents, tmp_path):
+        if path.is_relative_to("/tmp"):
+            path.chmod(path.stat().st_mode | 0o711)
+    tmp_path.chmod(0o777)
+    log = tmp_path / "advisor.db"
+    log.touch()
+    os.chown(log, nobody.pw_uid, nobody.pw_gid)
+    child = os.fork()
+    if not child:
+        as_owner_of(log)
+        (tmp_path / "models").mkdir()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "models").stat().st_uid == nobody.pw_uid
+
+
+def test_a_model_folder_of_somebody_else_does_not_stop_the_daemon_from_learning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert saved_run_times.load(Settings(paths=Paths(database=str(tmp_path / "advisor.db")))) is None

@@ -1,0 +1,44 @@
+"""The cluster that retraining simulates is made of the log, whatever the log holds."""
+
+import pytest
+
+from advisor.config import Settings
+from advisor.store import outcomes
+from advisor.store.database import Database
+from advisor.training.calibrated import compare, read_site
+from tests.store.rows import outcome
+
+NODES = {"k80": "k1", "p100": "p1", "k80/shard": "k1", "k80+p100": "k1,p1", "cpu": "p1"}
+
+
+@pytest.mark.parametrize("odd", ["k80/shard", "k80+p100", "cpu"])
+def test_jobs_that_the_simulated_cluster_cannot_hold_are_left_out(tmp_path, odd):
+    """They used to end `advisor retrain` at sites that share GPUs."""
+    with Database(tmp_path / "advisor.db") as db:
+        rows = []
+        for number in range(60):
+            kind = ("k80", "p100", odd, odd)[number % 4]
+            nodes = NODES[kind]
+            rows.append(
+                outcome(
+                    number,
+                    job_id=number,
+                    submit=number * 100,
+                    start=number * 100,
+                    end=number * 100 + 50,
+                    elapsed=50,
+                    partition=nodes[0],
+                    processor=kind,
+                    nodes=nodes,
+                    node_count=len(nodes.split(",")),
+                    gpus=0 if kind in ("k80/shard", "cpu") else len(nodes.split(",")),
+                    cpus=2,
+                    name="train",
+                    user="ada",
+                )
+            )
+        outcomes.store(db, rows, None, 10_000.0)
+        site = read_site(db, "mini")
+    assert site is not None
+    assert {job.processor for job in site.jobs} == {"k80", "p100"} and len(site.jobs) == 30
+    compare(site, {}, {}, {}, Settings(), 0, histories=1)
