@@ -84,9 +84,9 @@ def read_site(db: Database, cluster: str, most: int = MOST_JOBS) -> Site | None:
     if len(rows) < 2:
         return None
     made = _cluster(cluster, rows)
-    # Those that used no GPU could run nowhere in it if every node has some.
-    processors = {place.processor for place in made.places}
-    rows = [row for row in rows if row["processor"] in processors]
+    # A job that used no GPU on a node that has some, for one, could run nowhere in it.
+    places = {(place.partition, place.processor) for place in made.places}
+    rows = [row for row in rows if (row["partition"], row["processor"]) in places]
     if len(rows) < 2:
         return None
     first = rows[0]["submit"]

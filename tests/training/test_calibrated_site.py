@@ -13,12 +13,12 @@ NODES = {"k80": "k1", "p100": "p1", "k80/shard": "k1", "k80+p100": "k1,p1", "cpu
 
 @pytest.mark.parametrize("odd", ["k80/shard", "k80+p100", "cpu"])
 def test_jobs_that_the_simulated_cluster_cannot_hold_are_left_out(tmp_path, odd):
-    """They used to end `advisor retrain` at sites that share GPUs."""
+    """They used to end `advisor retrain`: parts of GPUs, two kinds of nodes, no GPU where there are some."""
     with Database(tmp_path / "advisor.db") as db:
         rows = []
         for number in range(60):
-            kind = ("k80", "p100", odd, odd)[number % 4]
-            nodes = NODES[kind]
+            kind = ("k80", "p100", odd, "cpu")[number % 4]
+            nodes = "c1" if number % 4 == 3 else NODES[kind]
             rows.append(
                 outcome(
                     number,
@@ -40,5 +40,5 @@ def test_jobs_that_the_simulated_cluster_cannot_hold_are_left_out(tmp_path, odd)
         outcomes.store(db, rows, None, 10_000.0)
         site = read_site(db, "mini")
     assert site is not None
-    assert {job.processor for job in site.jobs} == {"k80", "p100"} and len(site.jobs) == 30
+    assert {job.processor for job in site.jobs} == {"k80", "p100", "cpu"} and len(site.jobs) == 45
     compare(site, {}, {}, {}, Settings(), 0, histories=1)
