@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from advisor.cli.common import fail, json_option, print_json, settings
@@ -27,4 +29,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     else:
         for line in status.lines():
             click.echo(line)
+        disable = loaded.settings.paths.disable
+        if os.path.exists(disable):  # noqa: PTH110 - false, not an error, in a folder that may not be looked into
+            click.echo(f"disabled   {disable} is there: every job passes unchanged and none is moved; rm {disable}")
     ctx.exit(0 if status.well() else 1)

@@ -7,6 +7,7 @@ import socket
 import sqlite3
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,7 +17,7 @@ from advisor.cli import cli
 from advisor.cli.common import as_owner_of
 from advisor.cli.explain import _decision, _outcomes
 from advisor.config import Paths, Settings, load
-from advisor.server import saved_run_times
+from advisor.server import client, saved_run_times
 from advisor.server.peers import kept_out
 from advisor.store.database import Database
 from tests.store.rows import decision, outcome
@@ -163,3 +164,15 @@ def test_a_model_folder_of_somebody_else_does_not_stop_the_daemon_from_learning(
 
     monkeypatch.setattr(Path, "stat", refuse)
     assert saved_run_times.load(Settings(paths=Paths(database=str(tmp_path / "advisor.db")))) is None
+
+
+def test_status_tells_of_the_disable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a daemon that is well and counts no submissions is a riddle."""
+    disable = tmp_path / "disable"
+    file = tmp_path / "advisor.yaml"
+    file.write_text(f"paths: {{disable: {disable}}}")
+    monkeypatch.setattr(client, "status", lambda path: SimpleNamespace(lines=lambda: ["daemon"], well=lambda: True))
+    assert "disabled" not in run("--config", file, "status").output
+    disable.touch()
+    done = run("--config", file, "status")
+    assert done.exit_code == 0 and f"{disable} is there: every job passes unchanged" in done.output
