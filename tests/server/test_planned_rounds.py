@@ -16,7 +16,7 @@ from advisor.policy.remembered import Remembered
 from advisor.server import frames
 from advisor.server.rounds.looking import look
 from advisor.server.rounds.ordering import order_of
-from advisor.server.rounds.planning import Planner
+from advisor.server.rounds.planning import Planner, _plan
 from tests.policy.site import runs
 from tests.server.test_rounds import Site, busy
 
@@ -230,3 +230,11 @@ def test_the_learned_policy_decides_in_rounds_as_it_does_at_submission(tmp_path)
     site.rounds()
     assert [(move.to_place, move.outcome) for move in site.moves(10)] == [("p100/p100", "ok")]
     assert not site.said(frames.Failed)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("objective", ["avg_jct", "p99_jct", "makespan"])
+def test_a_queue_in_which_nobody_waits_needs_no_plan(objective):
+    """There was a warning of numpy's in the daemon's log for it."""
+    planned = _plan([], None, 0.0, objective, True, 1000.0, 0)
+    assert not planned.better and not planned.pool

@@ -119,6 +119,8 @@ def _plan(
 
     from advisor.policy.replan import Waiting, plan_pools
 
+    if not any(turn.weight for turn in line):
+        return Planned({}, {}, {}, False)  # nobody waits, or none whose end counts
     pools = sorted({pool for turn in line for pool in turn.options})
     column = {pool: number for number, pool in enumerate(pools)}
     units = [_units(schedule.pools[pool]) for pool in pools]
