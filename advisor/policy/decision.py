@@ -23,6 +23,7 @@ from advisor.policy.exploration import Explorer, Probabilities, explore
 from advisor.policy.guardrails import Draw, draw, prefer, resolve_mode
 from advisor.policy.interface import Candidate, Decision, JobShape, Policy, Prediction, Scored, score
 from advisor.policy.plans import NOTHING_READ, Plans, plan, read
+from advisor.policy.probes import Probes
 from advisor.policy.words import duration
 from advisor.policy.workflow import ALONE, Workflows
 from advisor.policy.workflow_placing import placed
@@ -47,6 +48,7 @@ class Verdict(msgspec.Struct, frozen=True):
     fell_back: str = ""  # in a word or two, why the policy left it to another
     # Books it on another ledger as well, for what may come after it; nothing else is done.
     foresee: Callable[[Ledger], None] = lambda ledger: None
+    to_learn: bool = False  # it is sent where something is learned from it, which no other of its app is to do as well
 
     def reply(self) -> Reply:
         """What is told to the hook."""
@@ -70,6 +72,7 @@ class Site(msgspec.Struct, frozen=True):
     plans: Plans | None = None
     explorer: Explorer = explore
     workflows: Workflows | None = None
+    probes: Probes | None = None  # jobs that are learning already; None: nobody remembers them
 
 
 def decide(
@@ -237,7 +240,9 @@ class Case:
         preferred, clause = prefer(scores, shape, settings.policy)
         explored: Probabilities = ()
         if self.explorer is not None and self.mode == "enforce":
-            explored = self.explorer(preferred, scores, shape, settings.policy, settings.explore)
+            probes = self.site.probes
+            open_to = scores if probes is None else probes.open(shape.app, preferred, scores, self.now)
+            explored = self.explorer(preferred, open_to, shape, settings.policy, settings.explore)
         outcome = draw(
             preferred,
             len(candidates),
@@ -249,6 +254,7 @@ class Case:
         )
         chosen = candidates[outcome.chosen]
         applied = outcome.chosen != 0
+        to_learn = bool(explored) and outcome.chosen != preferred and not outcome.holdout
         message = self.reading.error
         told = outcome.chosen if applied else preferred if self.mode == "advise" else 0
         if told:
@@ -262,6 +268,8 @@ class Case:
         def complete() -> Decision:
             if ledger is not None:
                 book(ledger)
+            if to_learn and ledger is not None and self.site.probes is not None:
+                self.site.probes.send(shape.app, scores[outcome.chosen], self.now)
             if self.workflows is not None:
                 self._remember(self.workflows, shape, scores, outcome.chosen)
             if scored.remember is not None and self.request.op == "submit":
@@ -286,7 +294,7 @@ class Case:
             )
 
         fell_back = scored.kind if scored.by is not None else ""
-        return Verdict(self.token, self.mode, applied, chosen.set, message, complete, fell_back, book)
+        return Verdict(self.token, self.mode, applied, chosen.set, message, complete, fell_back, book, to_learn)
 
     def _common(self, by: tuple[str, str] | None = None) -> dict[str, Any]:
         annotation = self.reading.annotation

@@ -28,6 +28,7 @@ from advisor.policy.decision import Site, Verdict, consider_at
 from advisor.policy.guarded import Guarded
 from advisor.policy.interface import Decision, Policy
 from advisor.policy.plans import Plans
+from advisor.policy.probes import Probes
 from advisor.policy.together import Together
 from advisor.policy.workflow import Workflows
 from advisor.server import rights
@@ -74,6 +75,7 @@ class HotPath:
         self._rng = random.Random()  # seeded by the system
         self._submit = Requests()
         self._plans = Plans()
+        self._probes = Probes()
         self._workflows = Workflows()
         self._unfinished: Callable[[], None] | None = None  # what the last decision left for later
         self._used_in_all = 0  # answers that were prepared
@@ -239,6 +241,7 @@ class HotPath:
             self._processors,
             self._plans,
             workflows=self._workflows,
+            probes=self._probes,
         )
 
     def _new_token(self) -> str:

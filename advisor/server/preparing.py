@@ -68,7 +68,7 @@ class Preparing:
 
     def row(self, first: Prepared) -> Row | None:
         """What may follow an answer of this round, of the same kind; None where that cannot be foreseen."""
-        if self._snapshot is None or first.verdict.mode == "off":
+        if self._snapshot is None or first.verdict.mode == "off" or first.verdict.to_learn:
             return None
         case = Case(first.request, self._snapshot, self._site, time.time())
         if case.belongs:  # what else is submitted of its workflow bears on it
@@ -85,7 +85,8 @@ class Row:
         self._ledger = first.ledger
         self._branch = first.ledger.branch(snapshot)
         first.verdict.foresee(self._branch)
-        self.over = False  # one could not be worked out, and so none that comes after it
+        # One could not be worked out, or is sent to learn what those after it are not to learn as well.
+        self.over = False
 
     def next(self) -> Prepared | None:
         """The answer to the one that follows; None where it could not be worked out."""
@@ -94,6 +95,7 @@ class Row:
             with _not_counted(self._site.policy):
                 verdict = consider_at(self._site, self.request, self._snapshot, self._ledger, time.time(), self._branch)
             verdict.foresee(self._branch)
+            self.over = verdict.to_learn
         except Exception as error:
             self.over = True
             self._failed(error)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from advisor.policy.learned.shapes import Floats
 from advisor.sim.engine import Engine, Schedule
 from advisor.sim.heuristics import run_heuristic
 from advisor.sim.planned import Planning, run_planned
@@ -33,10 +34,16 @@ class EngineChoice:
         from advisor.training import rollout
 
         world, state = self._env.world, self.seen(job, now)
-        place = int(rollout.decide(world, state, self._env.flat, job, now, self._learned))
+        table, scores = np.zeros((len(world.units), 2 + rollout.FEATURES)), np.zeros(len(world.units))
+        best = int(rollout.weigh(world, state, self._env.flat, job, now, self._learned, table, scores))
+        place = self.explored(job, best, table[:, 0], table[:, 1], scores, now)
         if self._following:
             self._start[job] = rollout.expected_start(world, state, job, place, now)
         return [place]
+
+    def explored(self, job: int, best: int, wait_s: Floats, run_s: Floats, score: Floats, now: float) -> int:
+        """The place it takes, `best` being what the policy likes best."""
+        return best
 
     def seen(self, job: int, now: float) -> State:
         """What runs and what waits of the jobs before `job`, as the engine has it; how long it takes stays unknown."""

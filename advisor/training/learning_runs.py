@@ -2,34 +2,47 @@
 
 Both the policy that places a job at its submission and the plan that moves it while it waits (lever `place`, every
 30 s) read the same beliefs, and these take in every job that ends, as in the daemon. From `until` on they stay as they
-are: the same policy, not adapted.
+are: the same policy, not adapted. Where it explores, it does so as the daemon does, for as long as it learns: whoever
+cannot learn would only pay for it.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+
+from advisor.config import Explore
+from advisor.policy.learned.shapes import Floats
 from advisor.sim.engine import Engine, Schedule
 from advisor.sim.planned import Ended, run_planned
 from advisor.training.environment import Environment
 from advisor.training.evaluation import EngineChoice
 from advisor.training.posterior import RunTimes
+from advisor.training.sent_to_learn import Explorer
 from advisor.training.world import EXPECTED, SPREAD
 
 
 def run_learning(
-    env: Environment, runs: RunTimes | None, until: float = math.inf, learned: bool = True, rounds: bool = True
+    env: Environment,
+    runs: RunTimes | None,
+    until: float = math.inf,
+    learned: bool = True,
+    rounds: bool = True,
+    explore: Explore | None = None,
+    explore_from: float = -math.inf,
 ) -> Schedule:
     """The environment's task with what `runs` believes, which learns until then; None: with what it has been told.
 
-    Not `learned`: the arithmetic. Without `rounds`: at submission only.
+    Not `learned`: the arithmetic. Without `rounds`: at submission only. `explore`: what may be risked to learn
+    more, from `explore_from` on.
     """
     task = env.task
     choice: _Choice | None = None
 
     def at_submission(engine: Engine) -> _Choice:
         nonlocal choice
-        choice = _Choice(engine, env, runs, until, learned)
+        choice = _Choice(engine, env, runs, until, learned, explore, explore_from)
         return choice
 
     if not rounds:
@@ -50,9 +63,20 @@ def run_learning(
 class _Choice(EngineChoice):
     """Learns before it decides."""
 
-    def __init__(self, engine: Engine, env: Environment, runs: RunTimes | None, until: float, learned: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        env: Environment,
+        runs: RunTimes | None,
+        until: float,
+        learned: bool,
+        explore: Explore | None,
+        explore_from: float,
+    ) -> None:
         super().__init__(engine, env, learned, following=True)
-        self._runs, self._until = runs, until
+        self._runs, self._until, self._explore_from = runs, until, explore_from
+        self._explorer = Explorer(env.task, runs, explore) if runs is not None and explore is not None else None
+        self._sent: dict[int, int] = {}  # job → the place it is to learn about
         if runs is not None:
             runs.tell(env.world)
 
@@ -67,3 +91,19 @@ class _Choice(EngineChoice):
             seen = self._engine.state
             self._runs.take_in(seen.place, seen.start, seen.end, now)
             self._runs.tell(self._env.world)
+            for job, place in self._sent.items():
+                self._stays(job, place)
+
+    def explored(self, job: int, best: int, wait_s: Floats, run_s: Floats, score: Floats, now: float) -> int:
+        """`best`, unless the job goes elsewhere to learn, where no round moves it away again."""
+        if self._explorer is None or not self._explore_from <= now <= self._until:
+            return best
+        place = self._explorer.place(job, best, wait_s, run_s, score, now)
+        if place != best:
+            self._sent[job] = place
+            self._stays(job, place)
+        return place
+
+    def _stays(self, job: int, place: int) -> None:
+        expected = self._env.world.pair[job, :, EXPECTED]
+        expected[np.arange(len(expected)) != place] = np.inf

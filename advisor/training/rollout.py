@@ -273,15 +273,20 @@ def _cost(world: World, s: State, first: int, last: int, objective: int, tail: f
 
 
 @machine_code
-def decide(world: World, s: State, w: Floats, job: int, now: float, learned: bool) -> int:
-    """Where the policy would send the job."""
-    pools = len(world.units)
-    table, found = np.zeros((pools, 2 + FEATURES)), np.zeros(pools)
+def weigh(world: World, s: State, w: Floats, job: int, now: float, learned: bool, table: Floats, found: Floats) -> int:
+    """Where the policy would send the job; and, written to `table` and `found`, what `describe` and `score` tell."""
     if learned and job % EVERY == 0:
         look(world, s, w, job, now)
     describe(world, s, job, now, table)
     note(world, s, job, now)
     return score(world, s, w, job, table, learned, found)
+
+
+@machine_code
+def decide(world: World, s: State, w: Floats, job: int, now: float, learned: bool) -> int:
+    """Where the policy would send the job."""
+    pools = len(world.units)
+    return weigh(world, s, w, job, now, learned, np.zeros((pools, 2 + FEATURES)), np.zeros(pools))
 
 
 @machine_code

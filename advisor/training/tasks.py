@@ -102,11 +102,13 @@ class _App(msgspec.Struct, frozen=True):
     weight: float
 
 
-def draw_task(seed: int, mixture: Mixture | None = None, episode: int = 0, shift: bool = False) -> Task:
+def draw_task(
+    seed: int, mixture: Mixture | None = None, episode: int = 0, shift: bool = False, shift_at: int | None = None
+) -> Task:
     """The task of this seed; the same seed, mixture and episode give the same task.
 
     Another `episode` is another workload of the same site: its cluster and its apps stay. With `shift`, the mix of apps
-    changes abruptly half-way: other apps come, the first ones leave.
+    changes abruptly with job `shift_at`, half-way where none is named: other apps come, the first ones leave.
     """
     mixture = mixture or Mixture()
     draw = np.random.default_rng([seed, 77 if mixture.held_out else 0])
@@ -114,7 +116,8 @@ def draw_task(seed: int, mixture: Mixture | None = None, episode: int = 0, shift
     count = int(draw.integers(mixture.apps[0], mixture.apps[1] + 1))
     load = float(draw.uniform(*mixture.load))
     turns = [[_draw_app(draw, site, mixture) for _ in range(count)] for _ in range(2 if shift else 1)]
-    return _fill(np.random.default_rng([seed, 78 if mixture.held_out else 1, episode]), site, turns, mixture, load)
+    chance = np.random.default_rng([seed, 78 if mixture.held_out else 1, episode])
+    return _fill(chance, site, turns, mixture, load, (mixture.jobs + 1) // 2 if shift_at is None else shift_at)
 
 
 def _draw_site(draw: np.random.Generator, mixture: Mixture) -> _Site:
@@ -221,7 +224,12 @@ def _cluster(site: _Site) -> SimCluster:
 
 
 def _fill(
-    draw: np.random.Generator, site: _Site, turns: Sequence[Sequence[_App]], mixture: Mixture, load: float
+    draw: np.random.Generator,
+    site: _Site,
+    turns: Sequence[Sequence[_App]],
+    mixture: Mixture,
+    load: float,
+    turn_at: int,
 ) -> Task:
     """Jobs, their truth, and what is known of them."""
     cluster = _cluster(site)
@@ -230,8 +238,8 @@ def _fill(
     apps = [app for turn in turns for app in turn]
     app = np.empty(n, dtype=np.int64)
     first = 0
-    for number, turn in enumerate(turns):
-        part = np.array_split(np.arange(n), len(turns))[number]
+    parts = np.split(np.arange(n), [turn_at]) if len(turns) > 1 else [np.arange(n)]
+    for part, turn in zip(parts, turns, strict=True):
         weights = np.asarray([a.weight for a in turn]) + 0.05
         app[part] = first + draw.choice(len(turn), size=len(part), p=weights / weights.sum())
         first += len(turn)

@@ -3,12 +3,15 @@
 import msgspec
 import numpy as np
 
+from advisor.config import Explore
 from advisor.policy.learned.network import PlacementNetwork
+from advisor.sim.workload import Workload
 from advisor.training.environment import Environment, world_of
 from advisor.training.imagined import better, imagined_sites, imagined_task
 from advisor.training.learning_runs import run_learning
 from advisor.training.posterior import RunTimes, tell_truth
 from advisor.training.prior import plain_prior
+from advisor.training.sent_to_learn import Explorer
 from advisor.training.tasks import Mixture, draw_task
 from advisor.training.world import END, EXPECTED, START, new_state
 
@@ -84,6 +87,49 @@ def test_while_jobs_end_run_times_become_known_with_and_without_rounds_unless_le
         assert _error(still, task) == before
 
 
+def test_whoever_explores_sends_jobs_elsewhere_to_learn_and_no_round_moves_them_away_again(monkeypatch):
+    task = draw_task(7, SITE)
+    env = Environment(task, PlacementNetwork(0).export())
+    sent = {}
+    place = Explorer.place
+
+    def noted(self, job, preferred, *more):
+        found = place(self, job, preferred, *more)
+        if found != preferred:
+            sent[job] = found
+        return found
+
+    monkeypatch.setattr(Explorer, "place", noted)
+    risked = Explore(max_regret=1.0, max_regret_s=1e9)
+    schedule = run_learning(env, RunTimes(task, plain_prior()), explore=risked)
+    assert np.isfinite(schedule.end).all()
+    assert sent and sent == {job: int(schedule.place[job]) for job in sent}
+    # Who may not learn, or only later, does not explore.
+    sent.clear()
+    for limits in ({"until": -np.inf}, {"explore_from": np.inf}):
+        still, also = (run_learning(env, RunTimes(task, plain_prior()), explore=e, **limits) for e in (None, risked))
+        assert not sent and np.array_equal(still.end, also.end)
+
+
+def test_of_one_app_on_one_processor_one_job_at_a_time_is_sent_to_learn():
+    task = draw_task(7, SITE)
+    task = msgspec.structs.replace(task, app=np.zeros_like(task.app), workload=_same_app(task.workload))
+    places = task.told.shape[1]
+    explorer = Explorer(task, RunTimes(task, plain_prior()), Explore(max_regret=1.0, max_regret_s=1e9))
+    wait, run = np.zeros(places), np.linspace(1.0, 1.2, places)
+    sent = [explorer.place(job, 0, wait, run, run, 0.0) for job in range(len(task.app))]
+    elsewhere = [task.cluster.places[p].processor for p in sent if p != 0]
+    assert elsewhere and len(elsewhere) == len(set(elsewhere))
+
+
+def test_after_a_shift_that_is_not_half_way_other_apps_come_at_the_same_site():
+    half, early = draw_task(9, SITE, shift=True), draw_task(9, SITE, shift=True, shift_at=10)
+    assert early.cluster == half.cluster
+    count = len(half.graphs) // 2
+    for task, at in ((half, 20), (early, 10)):
+        assert (task.app[:at] < count).all() and (task.app[at:] >= count).all()
+
+
 def test_what_has_been_told_stays_told_where_nothing_is_learned():
     task = draw_task(7, SITE)
     env = Environment(task, PlacementNetwork(0).export())
@@ -135,6 +181,10 @@ def _error(runs, task):
 
 def _fields(mixture):
     return {name: getattr(mixture, name) for name in mixture.__struct_fields__}
+
+
+def _same_app(workload):
+    return Workload(workload.name, tuple(msgspec.structs.replace(job, app="app0") for job in workload.jobs))
 
 
 def _between(mean):
