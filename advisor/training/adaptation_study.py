@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from advisor.config import Explore
 from advisor.policy.learned.network import PlacementNetwork
 from advisor.policy.learned.shapes import Floats, Weights
 from advisor.sim.engine import Schedule
@@ -31,6 +32,10 @@ EVERY = 4
 WHERE = ("place", "submission", "training")
 # Jobs after a shift that nobody can have learned from yet: as many as a new site gives.
 LEARNING = 50
+# A longer shift: jobs before it, and those after it, of which the first so many are looked at.
+BEFORE, CURVE = 160, (40, 80, 160, 320, 640)
+# What whoever explores may risk: as in `advisor.training.exploration_study`.
+RISKED = Explore(max_regret=1.0, max_regret_s=1e9)
 # Workloads of a site that its figures are the mean of: one alone is noisy, as a few long jobs decide.
 EVALUATED = 4
 
@@ -209,4 +214,34 @@ def shift(weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Pr
         found.append(row)
         gains = (row[f"not adapted, {where}"] / row[f"adapted, {where}"] for where in WHERE)
         progress(f"shift {number + 1} of {len(seeds)}: {', '.join(f'{gain:.3f}' for gain in gains)}")
+    return found
+
+
+def long_shift(
+    weights: Weights, seeds: Sequence[int], mixture: Mixture, progress: Progress
+) -> list[dict[str, list[float]]]:
+    """Completion times of each job after a shift that lasts, by who decides, with the advisor's rounds.
+
+    All are the same policy with the same beliefs until then; nobody explores before it, and after it only *exploring*
+    does: whoever does not learn would pay for it and gain nothing.
+    """
+    found = []
+    long = msgspec.structs.replace(mixture, jobs=BEFORE + CURVE[-1])
+    prior = prior_of(mixture)
+    for number, seed in enumerate(seeds):
+        task = draw_task(seed, long, shift=True, shift_at=BEFORE)
+        env = Environment(task, weights)
+        submit = env.world.job[:, SUBMIT]
+        at = float(submit[BEFORE])
+        runs = {
+            "adapted": run_learning(env, RunTimes(task, prior)),
+            "exploring": run_learning(env, RunTimes(task, prior), explore=RISKED, explore_from=at),
+            "not adapted": run_learning(env, RunTimes(task, prior), until=at),
+        }
+        tell_truth(task, env.world)
+        runs["known"] = run_learning(env, None)
+        row = {name: (schedule.end - submit)[BEFORE:] for name, schedule in runs.items()}
+        found.append({name: times.tolist() for name, times in row.items()})
+        told = (f"{name} {row['not adapted'].mean() / times.mean():.3f}" for name, times in row.items())
+        progress(f"long shift {number + 1} of {len(seeds)}, gains: {', '.join(told)}")
     return found

@@ -1,8 +1,9 @@
-"""The training curve as an SVG picture: gain over the arithmetic, and the tail against it, by iteration."""
+"""Curves as SVG pictures: of training (gain over the arithmetic, the tail against it), and of gains after a shift."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 320, 56, 40, 28
 SERIES = (("gain", "#1f77b4", "average time: arithmetic / learned"), ("p99", "#d62728", "p99: learned / arithmetic"))
@@ -35,4 +36,38 @@ def draw_curves(points: Sequence[dict[str, float]]) -> str:
         line = " ".join("{:.1f},{:.1f}".format(*place(point["iteration"], point[name])) for point in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.append(f'<text x="{LEFT + 8 + 270 * number}" y="18" fill="{colour}">{words}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+_COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd")
+
+
+def draw_gains(lines: Mapping[str, Sequence[tuple[float, float]]], along: str) -> str:
+    """A line for each name through (number of jobs, gain), the jobs on a logarithmic scale; 1 is no gain."""
+    counts = sorted({count for points in lines.values() for count, _ in points})
+    gains = [gain for points in lines.values() for _, gain in points]
+    low, high = min(1.0, *gains), 1.05 * max(1.0, *gains)
+    first, last = math.log(counts[0]), math.log(counts[-1])
+
+    def place(count: float, gain: float) -> tuple[float, float]:
+        x = LEFT + (WIDTH - LEFT - 24) * (math.log(count) - first) / max(last - first, 1e-9)
+        return x, TOP + (HEIGHT - TOP - BOTTOM) * (high - gain) / (high - low)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
+        f'font-size="12"><rect width="100%" height="100%" fill="white"/>',
+        f'<text x="{WIDTH / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{along}</text>',
+    ]
+    for count in counts:
+        x, _ = place(count, low)
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 24}" text-anchor="middle">{count:.0f}</text>')
+    for step in range(5):
+        gain = low + (high - low) * step / 4
+        _, y = place(counts[0], gain)
+        parts.append(f'<text x="{LEFT - 12}" y="{y + 4:.1f}" text-anchor="end">{gain:.2f}</text>')
+    for number, (name, points) in enumerate(lines.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        line = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<text x="{LEFT + 8 + 140 * number}" y="18" fill="{colour}">{name}</text>')
     return "\n".join([*parts, "</svg>", ""])

@@ -1,11 +1,15 @@
 """What a site's jobs teach of run times in the studies of adaptation, before and after they end."""
 
+from xml.etree import ElementTree
+
 import msgspec
 import numpy as np
 
 from advisor.config import Explore
 from advisor.policy.learned.network import PlacementNetwork
 from advisor.sim.workload import Workload
+from advisor.training import adaptation_study
+from advisor.training.curves import draw_gains
 from advisor.training.environment import Environment, world_of
 from advisor.training.imagined import better, imagined_sites, imagined_task
 from advisor.training.learning_runs import run_learning
@@ -128,6 +132,22 @@ def test_after_a_shift_that_is_not_half_way_other_apps_come_at_the_same_site():
     count = len(half.graphs) // 2
     for task, at in ((half, 20), (early, 10)):
         assert (task.app[:at] < count).all() and (task.app[at:] >= count).all()
+
+
+def test_after_a_long_shift_everyone_is_compared_on_the_same_jobs_and_the_curve_is_drawn(monkeypatch):
+    monkeypatch.setattr(adaptation_study, "CURVE", (10, 30))
+    monkeypatch.setattr(adaptation_study, "BEFORE", 10)
+    monkeypatch.setattr(adaptation_study, "prior_of", lambda mixture: plain_prior())
+    said = []
+    (row,) = adaptation_study.long_shift(PlacementNetwork(0).export(), [9], SITE, said.append)
+    assert set(row) == {"adapted", "exploring", "not adapted", "known"} and len(said) == 1
+    assert all(len(times) == 30 and min(times) > 0 for times in row.values())
+    assert row["adapted"] != row["not adapted"] != row["known"]
+    drawn = ElementTree.fromstring(
+        draw_gains({"adapted": [(10, 1.02), (30, 1.2)], "known": [(10, 1.2), (30, 1.3)]}, "jobs")
+    )
+    texts = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"jobs", "10", "30", "adapted", "known"} <= set(texts)
 
 
 def test_what_has_been_told_stays_told_where_nothing_is_learned():
