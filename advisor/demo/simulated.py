@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from advisor.config import PolicySettings
 from advisor.demo.play import Ended, Pass, Submission
 from advisor.demo.workload import DemoJob
 from advisor.performance.snapshot import RunTimes
 from advisor.policy.interface import Decision
+from advisor.settings import PolicySettings
 from advisor.sim.cluster import parse_cluster
 from advisor.sim.embedded import ENFORCING, Run, compare
 from advisor.sim.workload import SimJob

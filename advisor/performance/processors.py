@@ -14,8 +14,8 @@ import msgspec
 import yaml
 
 from advisor.cluster.gres import PART, whole
-from advisor.config import Processor
 from advisor.resources import folder
+from advisor.settings import Processor
 
 # A GPU of which a job has a part is a type of its own, of which run times are learned; until they are, it is taken to
 # be so much slower than the whole.

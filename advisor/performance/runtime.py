@@ -12,12 +12,12 @@ from collections.abc import Mapping
 import msgspec
 
 from advisor.cluster.gres import whole
-from advisor.config import Processor
 from advisor.dfg.graph import Annotation, Kernel, topological_order
 from advisor.performance.model.names import family
 from advisor.performance.processors import lookup, speed
 from advisor.performance.snapshot import RunTimes
 from advisor.performance.told import EFFICIENCY, NOISE_SD, Told, sensitivity_of
+from advisor.settings import Processor
 
 History = Mapping[str, Mapping[str, RunTimes]]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from advisor.config import Processor
 from advisor.dfg.graph import Annotation
 from advisor.resources import folder
+from advisor.settings import Processor
 
 # What programs reach of peak arithmetic and of peak memory bandwidth; how often a kernel goes through its memory.
 EFFICIENCY, MEMORY_EFFICIENCY, PASSES = 0.3, 0.5, 1000.0

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import msgspec
 
 from advisor.cluster.gres import part_of
-from advisor.config import Processor
 from advisor.dfg.graph import Annotation
 from advisor.performance.arrays import Way, mean_wait, spread
 from advisor.performance.demand import Need
@@ -24,6 +23,7 @@ from advisor.performance.wait_model import corrected
 from advisor.performance.waits import spanning_wait
 from advisor.policy.interface import Candidate, JobShape, Prediction, Scored, Share
 from advisor.policy.words import duration, starts
+from advisor.settings import Processor
 
 # Where a candidate has no pool: nothing is known of it, and nothing should go there.
 NOWHERE_S = 365 * 86_400.0

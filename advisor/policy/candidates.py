@@ -12,7 +12,6 @@ import msgspec
 
 from advisor.cluster.gres import with_type
 from advisor.cluster.types import Partition
-from advisor.config import Processor
 from advisor.performance.demand import Demand, Need, need_on
 from advisor.performance.runtime import can_run
 from advisor.performance.snapshot import Pool, Snapshot
@@ -21,6 +20,7 @@ from advisor.policy.feasibility import Asked, Terms, refusal, terms, too_large
 from advisor.policy.interface import Candidate, JobShape
 from advisor.policy.shares import shared_in
 from advisor.protocol import PartitionLimits, SubmitRequest
+from advisor.settings import Processor
 
 _Fits = tuple[tuple[int, Need], ...]
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from advisor.config import Mode, Processor, Settings
 from advisor.performance import processors as table
 from advisor.performance.snapshot import Snapshot
 from advisor.performance.waits import Ledger
@@ -28,6 +27,7 @@ from advisor.policy.words import duration
 from advisor.policy.workflow import ALONE, Workflows
 from advisor.policy.workflow_placing import placed
 from advisor.protocol import VERSION, Reply, SubmitRequest
+from advisor.settings import Mode, Processor, Settings
 
 # Candidates beyond the best few are logged with their predictions, but not with features of their own.
 MAX_FEATURED = 8

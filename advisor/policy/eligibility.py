@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from advisor.config import Exclude
 from advisor.dfg.graph import Annotation
 from advisor.policy.interface import JobShape
 from advisor.protocol import SubmitRequest
+from advisor.settings import Exclude
 
 
 class Open(msgspec.Struct, frozen=True):

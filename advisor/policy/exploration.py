@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
-from advisor.config import Explore, PolicySettings
 from advisor.policy.interface import JobShape, Prediction
+from advisor.settings import Explore, PolicySettings
 
 # Places beyond the best few hardly ever win; leaving them out bounds the work.
 MOST_ARMS = 6

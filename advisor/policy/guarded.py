@@ -14,13 +14,13 @@ from typing import Protocol, cast
 
 import msgspec
 
-from advisor.config import Processor, Settings
 from advisor.performance.processors import load
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.arithmetic import EarliestFinish
 from advisor.policy.interface import Candidate, JobShape, Policy, Prediction, Scored, score
 from advisor.policy.remembered import Remembered
 from advisor.resources import folder
+from advisor.settings import Processor, Settings
 
 log = logging.getLogger(__name__)
 

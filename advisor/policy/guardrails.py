@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from advisor.config import Experiment, Mode, Modes, PolicySettings
 from advisor.policy.exploration import Probabilities, draw_by
 from advisor.policy.interface import JobShape, Prediction
 from advisor.policy.words import duration
 from advisor.protocol import SubmitRequest
+from advisor.settings import Experiment, Mode, Modes, PolicySettings
 
 # From the one that does least to the one that does most.
 CAUTION: tuple[Mode, ...] = ("off", "shadow", "advise", "enforce")

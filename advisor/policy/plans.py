@@ -14,7 +14,6 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from advisor.config import Processor, Settings
 from advisor.dfg.annotation import AnnotationError, find
 from advisor.dfg.graph import Annotation
 from advisor.performance.snapshot import Snapshot
@@ -22,6 +21,7 @@ from advisor.policy.candidates import Choice, find_candidates
 from advisor.policy.eligibility import LeftAlone, what_is_open
 from advisor.policy.shape import NOTHING_TOLD, ShapeError, read_shape
 from advisor.protocol import SubmitRequest
+from advisor.settings import Processor, Settings
 
 # Scripts that are longer than this are read each time; so are the rare ones with thousands of kernels.
 _MAX_TEXT = 16 * 1024

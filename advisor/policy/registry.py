@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from advisor.config import ConfigError, Settings
+from advisor.config import ConfigError
 from advisor.performance.processors import load
 from advisor.policy.arithmetic import EarliestFinish
 from advisor.policy.gavel import PLACED
@@ -14,6 +14,7 @@ from advisor.policy.heft.rule import ByKernels
 from advisor.policy.interface import Policy
 from advisor.policy.paragon.rule import Greedy
 from advisor.policy.rules import RULES, Rescore, Rescored
+from advisor.settings import Settings
 
 
 def _rescored(name: str, rescore: Callable[[Settings], Rescore]) -> Callable[[Settings], Policy]:

@@ -12,7 +12,6 @@ import msgspec
 
 from advisor.cluster.gres import gpu_request, part_of, with_shards
 from advisor.cluster.types import Gres, Partition
-from advisor.config import Processor
 from advisor.performance.demand import need_on
 from advisor.performance.runtime import can_run
 from advisor.performance.snapshot import Pool, Snapshot
@@ -20,6 +19,7 @@ from advisor.policy.eligibility import Open
 from advisor.policy.feasibility import too_large
 from advisor.policy.interface import Candidate, JobShape
 from advisor.protocol import PartitionLimits, SubmitRequest
+from advisor.settings import Processor
 
 
 def shared_in(

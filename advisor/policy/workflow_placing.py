@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from advisor.config import Processor
 from advisor.performance.arrays import Way, mean_wait
 from advisor.performance.processors import lookup, speed
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.candidates import Choice
 from advisor.policy.interface import Prediction, Scored
 from advisor.policy.workflow import COUNTED_ON, Belonging
+from advisor.settings import Processor
 
 # Less than that to spare is none: expectations are not so exact.
 _LEAST_SPARE_S = 60.0

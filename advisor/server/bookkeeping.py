@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 from advisor.cluster.command import SlurmCommand
 from advisor.cluster.types import ClusterState, Job, SourceError
-from advisor.config import Settings
 from advisor.performance.told import Told
 from advisor.server import frames
 from advisor.server.learner import History, Learner, RunningJob, Waits
 from advisor.server.sharing import Sharing
+from advisor.settings import Settings
 from advisor.store import learning, outcomes
 from advisor.store.database import Database, StoreError
 from advisor.telemetry import sacct

@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
-from advisor.config import Settings
 from advisor.server.keeper import environment
+from advisor.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import signal
 
 import msgspec
 
-from advisor.config import Settings
 from advisor.server import journal
+from advisor.settings import Settings
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

@@ -18,7 +18,6 @@ import msgspec
 
 from advisor.cluster.sources import open_source
 from advisor.cluster.types import ClusterState, Source, SourceError
-from advisor.config import Settings
 from advisor.performance.processors import load
 from advisor.performance.queue import build_snapshot
 from advisor.performance.snapshot import Snapshot
@@ -26,6 +25,7 @@ from advisor.policy.gavel.site import with_owed
 from advisor.server import child_main, frames
 from advisor.server.bookkeeping import Bookkeeper
 from advisor.server.rounds.thread import Rounds
+from advisor.settings import Settings
 
 log = logging.getLogger(__name__)
 

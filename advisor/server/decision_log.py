@@ -9,10 +9,10 @@ import logging
 import time
 from pathlib import Path
 
-from advisor.config import Settings
 from advisor.policy.interface import Decision
 from advisor.protocol import SubmitRequest
 from advisor.server.status import LogStatus
+from advisor.settings import Settings
 from advisor.store.database import Database, StoreError
 from advisor.store.writer import LogStats, LogWriter
 from advisor.training.decision_rows import decision_row

@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from advisor.config import Settings
 from advisor.performance.snapshot import RunTimes, Snapshot
 from advisor.performance.told import Told
 from advisor.policy.remembered import Remembered
+from advisor.settings import Settings
 
 _LENGTH = struct.Struct(">I")
 MAX_FRAME = 256 << 20

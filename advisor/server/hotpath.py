@@ -20,7 +20,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import msgspec
 
 from advisor import protocol
-from advisor.config import Settings
 from advisor.performance import processors
 from advisor.performance.snapshot import Snapshot
 from advisor.performance.waits import Ledger
@@ -39,6 +38,7 @@ from advisor.server.journal import Sparingly
 from advisor.server.preparing import Prepared, Preparing
 from advisor.server.requests import Requests
 from advisor.server.status import Status
+from advisor.settings import Settings
 
 log = logging.getLogger(__name__)
 

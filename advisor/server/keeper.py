@@ -20,12 +20,12 @@ from typing import cast
 import msgspec
 
 import advisor
-from advisor.config import Settings
 from advisor.performance.snapshot import RunTimes, Snapshot
 from advisor.performance.told import Told
 from advisor.policy.remembered import Remembered
 from advisor.server import frames
 from advisor.server.status import CollectorStatus, RoundsStatus
+from advisor.settings import Settings
 
 log = logging.getLogger(__name__)
 

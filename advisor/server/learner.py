@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from advisor.config import Settings
 from advisor.performance import processors, told
 from advisor.performance.snapshot import RunTimes
 from advisor.performance.told import Told
 from advisor.performance.wait_model import corrections
 from advisor.performance.wait_model import learned as learned_waits
 from advisor.server import saved_run_times
+from advisor.settings import Settings
 from advisor.store import learning, outcomes
 from advisor.store.database import Database
 from advisor.training import serving

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from advisor.cluster.types import Node
-from advisor.config import Contention
 from advisor.contention.exposure import Run
 from advisor.contention.outlook import Demands, Place
 from advisor.contention.shared_runs import SharedRuns
 from advisor.contention.summaries import NodeClass
+from advisor.settings import Contention
 
 PLACES = 8  # nodes that stand for a pool
 NAMED = 3  # neighbours that are named in an explanation

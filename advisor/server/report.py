@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from advisor import __version__, protocol
-from advisor.config import Modes, Settings
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.guarded import Guarded
 from advisor.policy.interface import Policy
@@ -25,6 +24,7 @@ from advisor.server.status import (
     TelemetryStatus,
     WebStatus,
 )
+from advisor.settings import Modes, Settings
 
 
 def snapshot_status(

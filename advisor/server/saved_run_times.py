@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from advisor import __version__
-from advisor.config import Settings
 from advisor.performance import processors
+from advisor.settings import Settings
 
 if TYPE_CHECKING:
     from advisor.performance.model.model import RunTimeModel

@@ -17,11 +17,11 @@ import msgspec
 
 from advisor.cluster.hostlist import HostlistError, expand_hostlist
 from advisor.cluster.types import ClusterState, Job, Node
-from advisor.config import Contention, Settings
 from advisor.performance.model.names import family
 from advisor.performance.pools import build_pools
 from advisor.performance.slowdowns import Slowdowns, encoded, encoded_spreads
 from advisor.performance.snapshot import Snapshot
+from advisor.settings import Contention, Settings
 from advisor.store import sharing as store
 from advisor.store.database import Database
 from advisor.store.outcomes import token_in

@@ -7,9 +7,9 @@ import logging
 
 import msgspec
 
-from advisor.config import Settings
 from advisor.server.child import Child
 from advisor.server.status import TelemetryStatus
+from advisor.settings import Settings
 
 log = logging.getLogger(__name__)
 

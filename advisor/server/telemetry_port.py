@@ -16,10 +16,10 @@ from collections import Counter
 
 import msgspec
 
-from advisor.config import Settings
 from advisor.server import child_main, journal, peers
 from advisor.server.status import TelemetryStatus
 from advisor.server.telemetry_writer import Unstorable, Writer
+from advisor.settings import Settings
 from advisor.store import counters
 from advisor.telemetry import munge, wire
 from advisor.telemetry.agent import address

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from advisor.config import Settings
+from advisor.settings import Settings
 from advisor.store.counter_retention import sweep
 from advisor.store.counters import Batch, CounterStore, Merged
 from advisor.store.database import Database, RowError, StoreError

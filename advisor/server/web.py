@@ -16,10 +16,10 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from advisor.config import Settings
 from advisor.server import child_main, client, web_metrics, web_page
 from advisor.server.status import Status
 from advisor.server.web_page import Decided, Effect
+from advisor.settings import Settings
 from advisor.store.database import Database, StoreError
 from advisor.store.experience import Experience, experiences
 from advisor.telemetry.agent import address

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from advisor.config import Settings
 from advisor.server.child import Child
 from advisor.server.status import WebStatus
+from advisor.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 from advisor.cluster.types import ClusterState, Gres, Job, Node, Partition
-from advisor.config import Settings
 from advisor.performance.processors import load
 from advisor.performance.queue import build_snapshot
 from advisor.performance.snapshot import RunTimes, Snapshot
@@ -23,6 +22,7 @@ from advisor.policy.interface import Decision, Policy
 from advisor.policy.registry import make_policy
 from advisor.policy.workflow import Workflows
 from advisor.protocol import PartitionLimits, SubmitRequest
+from advisor.settings import Settings
 from advisor.sim.embedded import ENFORCING, EPOCH, RELEASE, minutes, submission
 from advisor.sim.engine import Engine, Schedule
 from advisor.sim.heuristics import as_submitted

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from advisor.cluster.types import ClusterState, Gres, Job, Node, Partition
-from advisor.config import Experiment, Modes, Settings
 from advisor.performance.queue import build_snapshot
 from advisor.performance.runtime import History
 from advisor.performance.snapshot import RunTimes, Snapshot
@@ -24,6 +23,7 @@ from advisor.policy.decision import decide
 from advisor.policy.interface import Decision, Policy
 from advisor.policy.registry import make_policy
 from advisor.protocol import VERSION, PartitionLimits, SubmitRequest
+from advisor.settings import Experiment, Modes, Settings
 from advisor.sim.cluster import SimCluster
 from advisor.sim.workload import SimJob
 

@@ -164,8 +164,8 @@ def _schedule(name: str, engine: Engine, setting: Setting) -> Schedule:
 
         return run_stepwise(engine, Heft(engine, beliefs))
     if name.split(":")[0] == "daemon":
-        from advisor.config import Settings
         from advisor.policy.registry import make_policy
+        from advisor.settings import Settings
         from advisor.sim.daemon import run_daemon
 
         chosen = name.partition(":")[2]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from advisor.config import Explore
 from advisor.policy.learned.network import PlacementNetwork
 from advisor.policy.learned.shapes import Floats, Weights
+from advisor.settings import Explore
 from advisor.sim.engine import Schedule
 from advisor.training.actor_critic import Trainer
 from advisor.training.environment import Environment

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 
 from advisor.cluster.hostlist import expand_hostlist
-from advisor.config import Processor, Settings
 from advisor.performance import processors as table
 from advisor.performance.runtime import expected
 from advisor.performance.snapshot import RunTimes
+from advisor.settings import Processor, Settings
 from advisor.sim.cluster import Place, SimCluster, SimNode
 from advisor.sim.engine import Engine
 from advisor.sim.state import Floats

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from advisor.config import Processor, Settings
+from advisor.settings import Processor, Settings
 from advisor.training.calibrated import HISTORIES, History, Site, compare, play_histories, summary
 from advisor.training.gate import Simulated
 from advisor.training.policy_stage import Lesson, PolicyStage, tuned

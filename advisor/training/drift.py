@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from advisor.config import Drift
+from advisor.settings import Drift
 from advisor.store.database import Database
 from advisor.store.experience import Experience, experiences
 from advisor.training.evidence import foretold

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from advisor.cluster.types import ClusterState, Gres, Job, Node, Partition
-from advisor.config import Experiment, Explore, Modes, PolicySettings, Settings
 from advisor.performance import processors
 from advisor.performance.model.model import RunTimeModel
 from advisor.performance.model.observations import Observation
@@ -29,6 +28,7 @@ from advisor.policy.exploration import Explorer, epsilon_greedy, explore
 from advisor.policy.interface import Decision
 from advisor.policy.plans import Plans
 from advisor.protocol import VERSION, PartitionLimits, SubmitRequest
+from advisor.settings import Experiment, Explore, Modes, PolicySettings, Settings
 
 NOW = 1_750_000_000.0
 TYPES = ("k80", "p100", "v100", "t4", "rtx3090", "a100")

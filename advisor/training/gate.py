@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from advisor.config import Gate
+from advisor.settings import Gate
 from advisor.training.evidence import Evidence
 from advisor.training.off_policy import Interval
 

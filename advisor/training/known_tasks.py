@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from advisor.config import Processor
 from advisor.performance.processors import load, lookup
 from advisor.policy.learned.graphs import NO_GRAPH, UNTOLD_SENSITIVITY, processor_features
 from advisor.policy.learned.shapes import COUNTERS, Floats
+from advisor.settings import Processor
 from advisor.sim.cluster import SimCluster
 from advisor.sim.engine import Engine
 from advisor.sim.workload import Workload

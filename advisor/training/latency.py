@@ -12,7 +12,6 @@ import time
 import numpy as np
 
 from advisor.cluster.types import ClusterState, Gres, Node, Partition
-from advisor.config import Settings
 from advisor.performance import processors as table
 from advisor.performance.queue import build_snapshot
 from advisor.performance.snapshot import Snapshot
@@ -21,6 +20,7 @@ from advisor.policy.decision import consider
 from advisor.policy.interface import Policy
 from advisor.policy.plans import Plans
 from advisor.protocol import PartitionLimits
+from advisor.settings import Settings
 from advisor.sim.cluster import SimCluster
 from advisor.sim.embedded import RELEASE, submission
 from advisor.training.calibrated import Site

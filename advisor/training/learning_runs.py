@@ -12,8 +12,8 @@ import math
 
 import numpy as np
 
-from advisor.config import Explore
 from advisor.policy.learned.shapes import Floats
+from advisor.settings import Explore
 from advisor.sim.engine import Engine, Schedule
 from advisor.sim.planned import Ended, run_planned
 from advisor.training.environment import Environment

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from advisor.config import Processor
 from advisor.performance.processors import load
 from advisor.policy.arithmetic import EarliestFinish
 from advisor.policy.learned import LearnedPolicy
 from advisor.policy.learned.shapes import Weights
+from advisor.settings import Processor
 from advisor.sim.daemon import DaemonChoice, run_daemon
 from advisor.sim.embedded import ENFORCING
 from advisor.sim.engine import Schedule

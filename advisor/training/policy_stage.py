@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from advisor.config import Settings
 from advisor.performance import processors as table
 from advisor.performance.processors import lookup
 from advisor.resources import folder
+from advisor.settings import Settings
 from advisor.sim.cluster import SimCluster
 from advisor.sim.workload import Workload
 from advisor.training.calibrated import Beliefs, History, LoggedJob, Site, one_history

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from advisor.config import Settings
 from advisor.performance import processors
 from advisor.performance.model.files import encode
 from advisor.performance.model.model import RunTimeModel
@@ -24,6 +23,7 @@ from advisor.performance.told import encode as encode_told
 from advisor.performance.wait_model import WaitModel
 from advisor.performance.wait_model import encode as encode_waits
 from advisor.performance.wait_model import learned as learned_waits
+from advisor.settings import Settings
 from advisor.store import learning
 from advisor.store.database import Database
 from advisor.training.serving import RUN_TIMES, TOLD, WAITS

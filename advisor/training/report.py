@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from advisor.config import Drift
+from advisor.settings import Drift
 from advisor.store.experience import Experience
 from advisor.training.drift import Alarm, residuals, scan
 from advisor.training.evidence import drawn_wrongly, ended_wrongly, foretold

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from advisor.config import Processor, Settings
 from advisor.dfg.graph import Annotation
 from advisor.performance import processors as table
 from advisor.performance.runtime import expected
@@ -21,6 +20,7 @@ from advisor.performance.told import Told
 from advisor.performance.wait_model import Corrections, corrected
 from advisor.policy.guardrails import prefer
 from advisor.policy.interface import JobShape, Prediction
+from advisor.settings import Processor, Settings
 from advisor.store.experience import Experience, Place, Predicted
 from advisor.training.evidence import Choice, foretold
 from advisor.training.gate import Predictions

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from advisor import __version__
-from advisor.config import Settings
 from advisor.performance import processors as table_of_processors
 from advisor.performance.model.files import decode
 from advisor.performance.model.model import RunTimeModel
@@ -27,6 +26,7 @@ from advisor.performance.model.table import table
 from advisor.performance.told import decode as decode_told
 from advisor.performance.wait_model import corrections
 from advisor.performance.wait_model import decode as decode_waits
+from advisor.settings import Settings
 from advisor.store import learning
 from advisor.store.copies import Copied, copy_log, merge
 from advisor.store.database import Database, StoreError

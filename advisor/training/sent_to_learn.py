@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from advisor.config import Explore, PolicySettings
 from advisor.dfg.graph import Annotation
 from advisor.policy.exploration import draw_by, explore
 from advisor.policy.interface import JobShape, Prediction
 from advisor.policy.learned.shapes import Floats
 from advisor.policy.probes import Probes
+from advisor.settings import Explore, PolicySettings
 from advisor.training.posterior import RunTimes
 from advisor.training.tasks import Task
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from advisor.config import Settings
 from advisor.performance import processors, wait_model
 from advisor.performance import told as told_prior
 from advisor.policy.guarded import Guarded, learned
 from advisor.policy.interface import Policy
 from advisor.policy.registry import make_policy
+from advisor.settings import Settings
 from advisor.training.versions import Version, VersionError, Versions
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 
 from advisor.cluster.types import ClusterState, Partition
-from advisor.config import Settings
 from advisor.performance.snapshot import RunTimes, Snapshot
 from advisor.policy.interface import Policy
+from advisor.settings import Settings
 from advisor.sim.cluster import SimCluster
 from advisor.sim.daemon import DaemonChoice
 from advisor.sim.embedded import EPOCH

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import numpy as np
 
-from advisor.config import Processor
 from advisor.dfg.graph import Annotation
 from advisor.performance.processors import lookup
 from advisor.performance.runtime import expected
 from advisor.performance.told import FORMAT, NOISE_SD, Told, explained, figures_row, sensitivity_of
 from advisor.policy.learned.shapes import Floats
+from advisor.settings import Processor
 from advisor.store.learning import AnnotatedRun
 from advisor.training.prior import learned_prior
 

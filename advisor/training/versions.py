@@ -20,8 +20,8 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from advisor.config import Settings
 from advisor.resources import folder
+from advisor.settings import Settings
 
 FORMAT = 1
 MANIFEST, CARD, POINTER = "manifest.json", "card.yaml", "current.json"

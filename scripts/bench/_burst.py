@@ -23,13 +23,13 @@ from typing import Any
 
 import msgspec
 
-from advisor.config import Settings
 from advisor.performance.snapshot import Snapshot
 from advisor.performance.waits import Ledger
 from advisor.policy.registry import make_policy
 from advisor.server.connection import Connections
 from advisor.server.counters import Counters
 from advisor.server.hotpath import HotPath
+from advisor.settings import Settings
 
 WAYS = ("one_by_one", "at_once", "together")
 # What is left to do after a reply begins a millisecond later.

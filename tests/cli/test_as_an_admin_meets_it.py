@@ -16,9 +16,10 @@ from advisor import doctor
 from advisor.cli import cli
 from advisor.cli.common import as_owner_of
 from advisor.cli.explain import _decision, _outcomes
-from advisor.config import Paths, Settings, load
+from advisor.config import load
 from advisor.server import client, saved_run_times
 from advisor.server.peers import kept_out
+from advisor.settings import Paths, Settings
 from advisor.store.database import Database
 from tests.store.rows import decision, outcome
 

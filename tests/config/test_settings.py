@@ -6,13 +6,14 @@ import pytest
 import yaml
 
 from advisor import config
+from advisor.settings import Settings
 
 
 def test_without_a_file_every_setting_has_its_default(tmp_path: Path) -> None:
     empty = tmp_path / "advisor.yaml"
     empty.write_text("")
     loaded = config.load(empty, environ={})
-    assert loaded.settings == config.Settings()
+    assert loaded.settings == Settings()
     assert {o.origin for o in loaded.origins} == {"default"}
 
 
@@ -66,11 +67,11 @@ def test_the_example_file_has_every_key_and_is_valid_once_uncommented(tmp_path: 
     text = config.example()
     file = tmp_path / "advisor.yaml"
     file.write_text(text)
-    assert config.load(file, environ={}).settings == config.Settings()
+    assert config.load(file, environ={}).settings == Settings()
     uncommented = "\n".join(line.removeprefix("#") for line in text.splitlines()[1:])
     tree = yaml.safe_load(uncommented)
     file.write_text(uncommented)
-    assert config.load(file, environ={}).settings == config.Settings()
+    assert config.load(file, environ={}).settings == Settings()
     for origin in config.load(file, environ={}).origins:
         node = tree
         for part in origin.key.split("."):

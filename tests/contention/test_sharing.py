@@ -9,13 +9,13 @@ from click.testing import CliRunner
 
 from advisor.cli import cli
 from advisor.cluster.types import Gres
-from advisor.config import Capacities, Contention, Settings
 from advisor.contention.exposure import Run, exposures
 from advisor.contention.shared_runs import SharedRuns
 from advisor.performance.queue import build_snapshot
 from advisor.performance.slowdowns import MOST, encoded, value
 from advisor.performance.snapshot import Snapshot
 from advisor.server.sharing import Sharing
+from advisor.settings import Capacities, Contention, Settings
 from advisor.store import decisions, outcomes
 from advisor.store.counters import CounterStore, decode
 from advisor.store.database import Database

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.config import Processor
 from advisor.dfg.graph import Annotation, Edge, Kernel
 from advisor.performance.processors import load, lookup, speed
 from advisor.performance.runtime import can_run, expected, remaining
 from advisor.performance.snapshot import RunTimes
+from advisor.settings import Processor
 
 TABLE = load()
 MANY = RunTimes(100, log(1000), 0.1)

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from advisor.cluster.types import ClusterState, Gres, Job, Node, Partition
-from advisor.config import Experiment, Modes, PolicySettings, Settings
 from advisor.performance.queue import build_snapshot
 from advisor.performance.snapshot import RunTimes, Snapshot
 from advisor.performance.waits import Ledger
@@ -18,6 +17,7 @@ from advisor.policy.decision import decide
 from advisor.policy.interface import Decision
 from advisor.policy.registry import make_policy
 from advisor.protocol import VERSION, PartitionLimits, SubmitRequest
+from advisor.settings import Experiment, Modes, PolicySettings, Settings
 
 NOW = 1_750_000_000.0
 

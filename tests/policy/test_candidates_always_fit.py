@@ -5,9 +5,9 @@ from hypothesis import settings as tuning
 from hypothesis import strategies as st
 
 from advisor.cluster.types import ClusterState, Gres, Node, Partition
-from advisor.config import PolicySettings
 from advisor.performance.queue import build_snapshot
 from advisor.protocol import VERSION, PartitionLimits, SubmitRequest
+from advisor.settings import PolicySettings
 from tests.policy.site import NOW, advise, settings
 
 TYPES = ("v100", "p100")

@@ -2,9 +2,9 @@ import msgspec
 import pytest
 
 from advisor.cluster.types import Partition
-from advisor.config import PolicySettings
 from advisor.performance.waits import Ledger
 from advisor.policy.words import duration, starts
+from advisor.settings import PolicySettings
 from tests.policy.site import (
     BUSY,
     NODES,

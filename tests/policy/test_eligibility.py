@@ -1,6 +1,6 @@
 import pytest
 
-from advisor.config import Exclude
+from advisor.settings import Exclude
 from tests.policy.site import BUSY, PAST, advise, runs, settings, snapshot, submission
 
 OPEN = [

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.config import Explore, PolicySettings
 from advisor.dfg.graph import Annotation
 from advisor.performance.snapshot import RunTimes
 from advisor.policy.decision import decide
 from advisor.policy.exploration import CASES, MOST_ARMS, Arm, best_of, draw_by, epsilon_greedy, explore, safe
 from advisor.policy.interface import JobShape, Prediction
 from advisor.policy.registry import make_policy
+from advisor.settings import Explore, PolicySettings
 from tests.policy import site
 
 

@@ -5,7 +5,6 @@ import logging
 import msgspec
 import pytest
 
-from advisor.config import PolicySettings, Settings
 from advisor.performance import processors
 from advisor.policy import guarded
 from advisor.policy.arithmetic import EarliestFinish
@@ -13,6 +12,7 @@ from advisor.policy.guarded import FIRST_REST_S, RELIABLE, TOO_HOT, Guarded, lea
 from advisor.policy.learned import Card, LearnedPolicy, write_model
 from advisor.policy.learned.shapes import zero_weights
 from advisor.policy.registry import make_policy
+from advisor.settings import PolicySettings, Settings
 from tests.policy import site
 
 

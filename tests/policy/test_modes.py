@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from advisor.config import Experiment, Modes
 from advisor.policy.guardrails import draw, resolve_mode
+from advisor.settings import Experiment, Modes
 from tests.policy.site import BUSY, advise, runs, settings, snapshot, submission
 
 PRECEDENCE = [

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, event, given
 from hypothesis import settings as tuning
 from hypothesis import strategies as st
 
-from advisor.config import Exclude, Modes
 from advisor.performance.processors import load
 from advisor.performance.queue import build_snapshot
 from advisor.performance.waits import Ledger
@@ -17,6 +16,7 @@ from advisor.policy.plans import Plans
 from advisor.policy.registry import make_policy
 from advisor.protocol import SubmitRequest
 from advisor.server.requests import Requests
+from advisor.settings import Exclude, Modes
 from tests.policy import site
 
 HISTORIES = (

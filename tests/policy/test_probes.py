@@ -7,7 +7,6 @@ import time
 import msgspec
 import pytest
 
-from advisor.config import Explore
 from advisor.performance.snapshot import RunTimes
 from advisor.performance.waits import Ledger
 from advisor.policy.decision import Site, consider_at
@@ -15,6 +14,7 @@ from advisor.policy.interface import Prediction
 from advisor.policy.probes import Probes
 from advisor.policy.registry import make_policy
 from advisor.server.preparing import Preparing
+from advisor.settings import Explore
 from tests.policy import site
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.config import PolicySettings
 from advisor.dfg.graph import Annotation, Edge, Kernel
 from advisor.performance.processors import load
 from advisor.policy.gavel import PLACED
@@ -19,6 +18,7 @@ from advisor.policy.paragon.filtering import complete
 from advisor.policy.paragon.rule import inferred
 from advisor.policy.registry import POLICIES
 from advisor.policy.words import duration
+from advisor.settings import PolicySettings
 from tests.policy import site
 
 PROCESSORS = load()

@@ -5,9 +5,9 @@ import pytest
 
 from advisor.cluster.gres import with_shards
 from advisor.cluster.types import Gres
-from advisor.config import Sharing
 from advisor.performance.processors import SHARED_SLOWER
 from advisor.performance.waits import Ledger
+from advisor.settings import Sharing
 from tests.policy.site import NODES, PARTITIONS, advise, running, runs, settings, snapshot, submission
 
 SHARE = settings(levers=("place", "share"))

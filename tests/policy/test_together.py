@@ -11,7 +11,6 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from advisor.cluster.types import Partition
-from advisor.config import Explore
 from advisor.performance.processors import load
 from advisor.performance.waits import Ledger
 from advisor.policy.arithmetic import EarliestFinish
@@ -22,6 +21,7 @@ from advisor.policy.learned.shapes import RANGES, zero_weights
 from advisor.policy.plans import Plans
 from advisor.policy.together import Together
 from advisor.policy.workflow import Belonging, Workflows
+from advisor.settings import Explore
 from tests.policy import site
 
 SCRIPT = "#!/bin/bash\n#ADVISOR kernels:\n#ADVISOR   a: {on: [gpu], work: %s, memory: 2G}\n"

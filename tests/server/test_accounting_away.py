@@ -7,8 +7,8 @@ import pytest
 
 from advisor.cluster.command import SlurmCommand
 from advisor.cluster.types import SourceError
-from advisor.config import Log, Paths, Settings, Slurm
 from advisor.server import bookkeeping, frames
+from advisor.settings import Log, Paths, Settings, Slurm
 
 REFUSED = (
     "import sys; sys.exit('sacct: error: failed to open persistent connection to host:db:6819: Connection refused')"

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from advisor import protocol
-from advisor.config import Experiment, Modes, PolicySettings, Settings
 from advisor.performance.queue import build_snapshot
 from advisor.policy.guarded import Guarded
 from advisor.policy.registry import make_policy
@@ -19,6 +18,7 @@ from advisor.server import audience
 from advisor.server.counters import Counters
 from advisor.server.hotpath import HotPath
 from advisor.server.succession import Succession
+from advisor.settings import Experiment, Modes, PolicySettings, Settings
 from tests.server.daemons import Hook, cluster, submission, wait_until
 
 FORGET = {"v": 1, "prepared": 0}

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from advisor import protocol
-from advisor.config import PolicySettings
 from advisor.policy.together import Together
+from advisor.settings import PolicySettings
 from tests.server.daemons import submission
 from tests.server.test_ahead import FakeHook, Site, play, turns
 

@@ -3,10 +3,10 @@
 import msgspec
 
 from advisor import protocol
-from advisor.config import Log, Paths, Settings
 from advisor.policy.interface import Decision
 from advisor.server import decision_log
 from advisor.server.decision_log import DecisionLog
+from advisor.settings import Log, Paths, Settings
 from tests.server.daemons import submission, wait_until
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from advisor.config import Settings
 from advisor.performance.queue import build_snapshot
 from advisor.performance.snapshot import RunTimes
 from advisor.server import frames
+from advisor.settings import Settings
 from tests.server.daemons import cluster
 
 MESSAGES = [

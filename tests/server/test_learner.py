@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from advisor.config import Paths, Settings
 from advisor.performance.model.files import encode
 from advisor.performance.runtime import expected
 from advisor.performance.told import encode as encode_told
 from advisor.performance.told import shipped
 from advisor.server.learner import FEW_RUNS, Learner, RunningJob
+from advisor.settings import Paths, Settings
 from advisor.store import decisions, outcomes
 from advisor.store.database import Database
 from advisor.training.versions import Versions

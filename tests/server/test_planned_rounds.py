@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 
 from advisor.cli import cli
-from advisor.config import PolicySettings, Rounds
 from advisor.performance.processors import load
 from advisor.performance.queue import build_snapshot
 from advisor.policy.arithmetic import EarliestFinish
@@ -17,6 +16,7 @@ from advisor.server import frames
 from advisor.server.rounds.looking import look
 from advisor.server.rounds.ordering import order_of
 from advisor.server.rounds.planning import Planner, _plan
+from advisor.settings import PolicySettings, Rounds
 from tests.policy.site import runs
 from tests.server.test_rounds import Site, busy
 

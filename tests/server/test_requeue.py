@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from advisor.cluster.command import SlurmCommand
-from advisor.config import Modes
 from advisor.server.rounds import acting
+from advisor.settings import Modes
 from tests.policy.site import runs
 from tests.server.test_rounds import Site, busy
 

@@ -11,11 +11,11 @@ import pytest
 from advisor.cluster.command import SlurmCommand
 from advisor.cluster.gres import parse_gres
 from advisor.cluster.types import Job
-from advisor.config import Experiment, Modes, Paths, Rounds, Settings, Slurm
 from advisor.performance.queue import build_snapshot
 from advisor.server import frames
 from advisor.server.rounds import acting, thread
 from advisor.server.rounds.thread import Rounds as Thread
+from advisor.settings import Experiment, Modes, Paths, Rounds, Settings, Slurm
 from advisor.store import decisions, moves
 from advisor.store.database import Database
 from advisor.training.decision_rows import decision_row

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.config import Experiment, PolicySettings
 from advisor.server import ahead as module
 from advisor.server import audience
+from advisor.settings import Experiment, PolicySettings
 from tests.server.test_ahead import FORGET, FakeHook, play, turns
 
 ROW = 16

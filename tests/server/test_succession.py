@@ -5,12 +5,12 @@ import asyncio
 import msgspec
 
 from advisor import protocol
-from advisor.config import Experiment, Modes, Settings
 from advisor.performance.queue import build_snapshot
 from advisor.policy.registry import make_policy
 from advisor.server.counters import Counters
 from advisor.server.hotpath import HotPath
 from advisor.server.succession import SLICE, Succession
+from advisor.settings import Experiment, Modes, Settings
 from tests.server.daemons import cluster, submission
 
 

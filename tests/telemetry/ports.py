@@ -10,9 +10,9 @@ import time
 
 import msgspec
 
-from advisor.config import Settings
 from advisor.server.telemetry_port import Port
 from advisor.server.telemetry_writer import Writer
+from advisor.settings import Settings
 from advisor.store.database import Database
 from advisor.telemetry import wire
 from advisor.telemetry.munge import MungeLibrary

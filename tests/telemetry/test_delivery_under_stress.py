@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from advisor.config import Settings
+from advisor.settings import Settings
 from advisor.store.database import Database
 from advisor.telemetry.courier import Courier
 from advisor.telemetry.spool import Spool

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from advisor.config import Experiment, Explore, Modes, Paths, Settings
+from advisor.settings import Experiment, Explore, Modes, Paths, Settings
 from advisor.sim.cluster import Place, SimCluster, SimNode
 from advisor.sim.engine import Engine
 from advisor.sim.workload import SimJob, Workload

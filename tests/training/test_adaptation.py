@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 import msgspec
 import numpy as np
 
-from advisor.config import Explore
 from advisor.policy.learned.network import PlacementNetwork
+from advisor.settings import Explore
 from advisor.sim.workload import Workload
 from advisor.training import adaptation_study
 from advisor.training.curves import draw_gains

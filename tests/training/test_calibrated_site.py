@@ -2,7 +2,7 @@
 
 import pytest
 
-from advisor.config import Settings
+from advisor.settings import Settings
 from advisor.store import outcomes
 from advisor.store.database import Database
 from advisor.training.calibrated import compare, read_site

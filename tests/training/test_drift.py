@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from advisor.config import Drift
+from advisor.settings import Drift
 from advisor.store.database import Database
 from advisor.training.drift import EVERYTHING, Detector, Residual, detect, scan, threshold
 from tests.training import logs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from advisor.config import Gate
+from advisor.settings import Gate
 from advisor.training.evidence import Evidence
 from advisor.training.gate import Latency, Predictions, Simulated, judge
 from advisor.training.off_policy import Effect, Estimate, Interval

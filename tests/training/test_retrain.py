@@ -18,9 +18,9 @@ import msgspec
 import pytest
 import yaml
 
-from advisor.config import Experiment, Explore, Gate, Modes, Paths, PolicySettings, Settings
 from advisor.policy.learned.files import Card, write_model
 from advisor.policy.learned.shapes import zero_weights
+from advisor.settings import Experiment, Explore, Gate, Modes, Paths, PolicySettings, Settings
 from advisor.store import decisions
 from advisor.store.copies import copy_log, merge
 from advisor.store.database import Database, StoreError, migrations, statements

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from advisor.cli import cli
-from advisor.config import Paths, Settings
 from advisor.performance.model.files import encode
 from advisor.performance.wait_model import encode as encode_waits
 from advisor.performance.wait_model import learned
 from advisor.server.learner import Learner
+from advisor.settings import Paths, Settings
 from advisor.store import outcomes
 from advisor.store.database import Database
 from advisor.training.serving import InForce, policy_in_force, run_times

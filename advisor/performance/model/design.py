@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from advisor.config import Processor
 from advisor.performance.model.prior import BALANCE, CPU, FIXED, LEVEL, PROCESSOR, SCALING, SIZE, SPEED, Prior, spreads
 from advisor.performance.processors import lookup
+from advisor.settings import Processor
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

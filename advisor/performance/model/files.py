@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 import yaml
 
-from advisor.config import Processor
 from advisor.performance.model.fit import Learned, Weights, completed
 from advisor.performance.model.grouping import Group, assembled
 from advisor.performance.model.model import RunTimeModel
 from advisor.performance.model.prior import Prior
 from advisor.performance.model.traits import Middles
+from advisor.settings import Processor
 
 FORMAT = 2
 READS = (1, 2)  # 1 knew no sizes of processors

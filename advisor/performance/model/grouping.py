@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from advisor.config import Processor
 from advisor.performance.model.design import MOST_PROCESSORS, MOST_SIZES, Design, Floats, Ints
 from advisor.performance.model.fit import Rows
 from advisor.performance.model.hierarchy import Groups
@@ -15,6 +14,7 @@ from advisor.performance.model.names import family as family_of
 from advisor.performance.model.observations import Runs
 from advisor.performance.model.prior import TRAITS
 from advisor.performance.model.traits import Middles, app_limits, middles, usual_work
+from advisor.settings import Processor
 
 
 class Names(NamedTuple):

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from advisor.config import Processor
 from advisor.performance.model import hierarchy
 from advisor.performance.model.app_runs import AppRuns
 from advisor.performance.model.calibration import heavier
@@ -37,6 +36,7 @@ from advisor.performance.model.likelihood import weigh_one
 from advisor.performance.model.names import family as family_of
 from advisor.performance.model.observations import Observation, Runs, log_of_work
 from advisor.performance.model.prior import SCALING, Prior
+from advisor.settings import Processor
 
 
 class Distribution(msgspec.Struct, frozen=True):

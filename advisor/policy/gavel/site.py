@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from advisor.cluster.types import ClusterState, Job
-from advisor.config import Processor
 from advisor.performance.runtime import History, expected
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.gavel import PLACED
+from advisor.settings import Processor
 
 if TYPE_CHECKING:
     from advisor.policy.gavel.offer import Floats, Offer

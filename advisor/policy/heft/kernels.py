@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from advisor.config import Processor
 from advisor.dfg.graph import Annotation, Kernel
 from advisor.performance.processors import lookup
 from advisor.performance.runtime import TRANSFER_RATE
 from advisor.performance.told import EFFICIENCY
 from advisor.policy.heft.ranks import upward_ranks
+from advisor.settings import Processor
 
 
 def makespan(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from advisor.config import Processor
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.heft.kernels import makespan
 from advisor.policy.interface import JobShape, Prediction
+from advisor.settings import Processor
 
 _KEPT = 512
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from advisor.config import Processor
 from advisor.performance.processors import lookup
 from advisor.performance.snapshot import Pool, Snapshot
 from advisor.policy.interface import Prediction
@@ -31,6 +30,7 @@ from advisor.policy.learned.shapes import (
     Weights,
 )
 from advisor.policy.remembered import Remembered
+from advisor.settings import Processor
 
 # What is told to another process of the submissions, beside their number and what is of each pool.
 AVERAGES = ("run_s", "work", "log_run", "log_run_squared", "gap_slow", "gap_fast", "last_submit")

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from advisor.config import Processor
 from advisor.dfg.graph import Annotation
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.arithmetic import NOWHERE_S, EarliestFinish
@@ -25,6 +24,7 @@ from advisor.policy.learned.graphs import Graph, graph_of
 from advisor.policy.learned.memory import Recollection, Seen, beyond
 from advisor.policy.learned.shapes import CANDIDATE_FEATURES, Flags, Floats, Weights
 from advisor.policy.remembered import Remembered
+from advisor.settings import Processor
 
 log = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ import msgspec
 
 from advisor.cluster.hostlist import count_tasks
 from advisor.cluster.types import Job
-from advisor.config import Mode, Settings
 from advisor.dfg.graph import Annotation
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.eligibility import named_partitions
 from advisor.policy.guardrails import CAUTION, resolve_mode
 from advisor.policy.shape import GPU_FIELDS
 from advisor.protocol import PartitionLimits, SubmitRequest
+from advisor.settings import Mode, Settings
 from advisor.store import moves
 from advisor.store.decisions import DecisionRow
 from advisor.store.moves import MoveRow

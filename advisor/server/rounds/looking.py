@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from advisor.cluster.types import ClusterState
-from advisor.config import Settings
 from advisor.performance.demand import Need
 from advisor.performance.queue import followers_of
 from advisor.performance.snapshot import Snapshot
@@ -24,6 +23,7 @@ from advisor.server.rounds.places import Movable, Proposal
 from advisor.server.rounds.planning import Planned, Planner, Turn
 from advisor.server.rounds.requeueing import Runs, requeues
 from advisor.server.rounds.walk import Walk, expected_s
+from advisor.settings import Settings
 
 
 def look(

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from advisor.config import Settings
 from advisor.policy.words import duration
 from advisor.server.rounds.places import Movable, Proposal
 from advisor.server.rounds.planning import Planned, Turn
+from advisor.settings import Settings
 
 # Priorities closer than this are as good as equal: Slurm rounds them, and shows none below 1.
 APART = 10

@@ -10,13 +10,13 @@ import msgspec
 from advisor.cluster.gres import PART
 from advisor.cluster.pending import safe
 from advisor.cluster.types import Job
-from advisor.config import Mode, Processor, Settings
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.candidates import Choice
 from advisor.policy.interface import Candidate
 from advisor.policy.plans import Reading, plan
 from advisor.protocol import PartitionLimits, SubmitRequest
 from advisor.server.rounds.known import KEEP, Known, as_shown, fields_of
+from advisor.settings import Mode, Processor, Settings
 
 # From this release on, an update of a pending job may name another GPU type. 22.05 refuses it, or says that it took it
 # and asks for both types from then on (docs/levers.md).

@@ -13,7 +13,6 @@ import msgspec
 from advisor.cluster.gres import PART
 from advisor.cluster.pending import safe
 from advisor.cluster.types import Job
-from advisor.config import Mode, Processor, Settings
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.candidates import Choice
 from advisor.policy.interface import Candidate, Policy, score
@@ -23,6 +22,7 @@ from advisor.protocol import PartitionLimits
 from advisor.server.rounds.known import Known, fields_of
 from advisor.server.rounds.places import TYPES_FROM, Proposal, gpus_of, request_today
 from advisor.server.rounds.walk import Walk
+from advisor.settings import Mode, Processor, Settings
 
 # A place is free where a job would wait no longer than this.
 _FREE_S = 1.0

@@ -17,7 +17,6 @@ import msgspec
 
 from advisor.cluster.command import SlurmCommand
 from advisor.cluster.types import ClusterState, Job
-from advisor.config import Processor, Settings
 from advisor.performance import processors
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.guarded import Guarded
@@ -31,6 +30,7 @@ from advisor.server.rounds.looking import look
 from advisor.server.rounds.places import Movable, Proposal, movable
 from advisor.server.rounds.planning import Planner
 from advisor.server.rounds.requeueing import Runs, may_restart
+from advisor.settings import Processor, Settings
 from advisor.store import decisions, moves
 from advisor.store.database import Database, RowError, StoreError
 from advisor.store.moves import MoveRow
