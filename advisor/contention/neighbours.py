@@ -150,9 +150,9 @@ class NeighbourModel:
         chol: torch.Tensor = torch.linalg.cholesky(covariance)
         return chol
 
-    def fit(self, outcomes: Sequence[PairOutcome]) -> None:
-        """Learns from outcomes; hyperparameters by marginal likelihood under a weak prior."""
-        ran = [outcome for outcome in outcomes if outcome.throughput > 0]
+    def fit(self, outcomes: Sequence[PairOutcome], some: Sequence[PairOutcome] | None = None) -> None:
+        """Learns from outcomes; hyperparameters by marginal likelihood under a weak prior, from `some` of very many."""
+        ran = [outcome for outcome in (outcomes if some is None else some) if outcome.throughput > 0]
         for outcome in ran:
             if outcome.processor not in self.processors:
                 self.processors[outcome.processor] = self.apart.shape[1]

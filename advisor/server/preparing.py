@@ -107,7 +107,9 @@ class Row:
 def _not_counted(policy: Policy) -> Iterator[None]:
     """What the policy leaves to another counts when it is used."""
     counted = dict(policy.fallbacks) if isinstance(policy, Guarded) else {}
-    yield
-    if isinstance(policy, Guarded):
-        policy.fallbacks.clear()
-        policy.fallbacks.update(counted)
+    try:
+        yield
+    finally:
+        if isinstance(policy, Guarded):
+            policy.fallbacks.clear()
+            policy.fallbacks.update(counted)

@@ -100,10 +100,7 @@ class LearnedNeighbours:
         }
         if len(self.seen) >= self._next_fit:
             self._next_fit = math.ceil(len(self.seen) * GROWTH)
-            some = thinned(self.seen, MOST_FITTED)
-            model.fit([outcomes[pair] for pair in some])
-            if len(some) < len(outcomes):
-                model.condition(list(outcomes.values()))
+            model.fit(list(outcomes.values()), [outcomes[pair] for pair in thinned(self.seen, MOST_FITTED)])
         else:
             model.condition(list(outcomes.values()))
         self._model = model if model.table is not None else None
