@@ -31,6 +31,7 @@ local MAX_ROW = 16 -- so many prepared answers to one kind are kept, each to be 
 local MAX_KIND = 64 * KIB -- longer requests are not kept
 local SOCKET_BUFFER = 8 * KIB -- lua-socket's own
 local MAX_AHEAD = 5 -- seconds: no prepared answer is good for longer, whatever it says of itself
+local LOOK_AGAIN = 0.05 -- seconds: as long as answers are there, what else has come is looked at that often
 
 -- slurm.h: "not given" and "no limit" of 16, 32 and 64 bit fields. 64 bit values come as doubles.
 local NO_VAL16, NO_VAL, INFINITE = 0xfffe, 0xfffffffe, 0xffffffff
@@ -48,6 +49,10 @@ local PARTITION_NUMBERS = {
 -- Zero means no limit here.
 local PARTITION_MEMORY = { "max_mem_per_node", "max_mem_per_cpu" }
 local PARTITION_UP = 3 -- may submit (1) and may start (2)
+local PARTITION_FIELDS = { "flag_default", "state_up" } -- all that is told
+for _, fields in ipairs { PARTITION_TEXTS, PARTITION_NUMBERS, PARTITION_MEMORY } do
+  for _, field in ipairs(fields) do PARTITION_FIELDS[#PARTITION_FIELDS + 1] = field end
+end
 
 local byte, find, format, gmatch, gsub, match, sub =
   string.byte, string.find, string.format, string.gmatch, string.gsub, string.match, string.sub
@@ -204,16 +209,30 @@ local function encode_partition(name, record)
   return json.encode(limits)
 end
 
+-- What is told of a partition, as slurmctld has it.
+local function read_partition(record)
+  local read = {}
+  for n = 1, #PARTITION_FIELDS do read[n] = record[PARTITION_FIELDS[n]] or false end
+  return read
+end
+
+local function reads_as(record, read)
+  for n = 1, #PARTITION_FIELDS do
+    if (record[PARTITION_FIELDS[n]] or false) ~= read[n] then return false end
+  end
+  return true
+end
+
 -- Reading a partition's limits costs more than the rest of a request, and a burst of submissions reads
 -- the same ones again. So they are kept for a second; which partitions the user may use never is.
 local KEEP_PARTITIONS, KEEP_NAMES = 1, 300
-local partition_cache, partitions_read = {}, 0
+local partition_cache, partitions_read = {}, 0 -- by name: what was read, and its text
 local name_cache, names_read = {}, 0
 
 local function fresh(read, keep, now) return now >= read and now - read < keep end
 
--- The text of the list as a whole, and the names in it, in the order in which `pairs` gives them.
-local list_names, list_text = {}, nil
+-- The text of the list as a whole, and the names in it and what was read, in the order in which `pairs` gives them.
+local list_names, list_read, list_text = {}, {}, nil
 
 local function same_list(part_list, names)
   local n = 0
@@ -229,17 +248,17 @@ local function encode_partitions(part_list, now)
     partition_cache, partitions_read, list_text = {}, now, nil
   end
   if list_text and same_list(part_list, list_names) then return list_text end
-  local encoded, names, n = {}, {}, 0
+  local encoded, names, read, n = {}, {}, {}, 0
   for name, record in pairs(part_list) do
-    local text = partition_cache[name]
-    if not text then
-      text = encode_partition(name, record)
-      partition_cache[name] = text
+    local kept = partition_cache[name]
+    if not kept then
+      kept = { read = read_partition(record), text = encode_partition(name, record) }
+      partition_cache[name] = kept
     end
     n = n + 1
-    encoded[n], names[n] = text, name
+    encoded[n], names[n], read[n] = kept.text, name, kept.read
   end
-  list_names, list_text = names, ',"partitions":[' .. concat(encoded, ",") .. "]}\n"
+  list_names, list_read, list_text = names, read, ',"partitions":[' .. concat(encoded, ",") .. "]}\n"
   return list_text
 end
 
@@ -392,17 +411,32 @@ end
 -- From `read_at` until `good_until`, nothing that is kept for all requests has to be read again for this kind either.
 local function note_reading(kind, now)
   latest = kind
-  kind.names, kind.read_at = list_names, now
-  local oldest = partitions_read < defaults.read and partitions_read or defaults.read
-  local names = names_read + KEEP_NAMES
-  kind.good_until = oldest + KEEP_PARTITIONS < names and oldest + KEEP_PARTITIONS or names
+  kind.names, kind.read, kind.read_at = list_names, list_read, now
+  kind.good_until = (partitions_read < defaults.read and partitions_read or defaults.read) + KEEP_PARTITIONS
+  kind.names_until = names_read + KEEP_NAMES
+end
+
+-- Whether all that is kept for requests of this kind is still so, of which the job at hand is if it is. Mostly, and
+-- then nothing has to be put together anew.
+local function reads_as_kept(kind, job_desc, part_list, now)
+  local known, n = kind.values, 0
+  for name, record in pairs(part_list) do
+    n = n + 1
+    if kind.names[n] ~= name or not reads_as(record, kind.read[n]) then return false end
+  end
+  n = SIMPLE
+  local account, qos = known[n + 3], known[n + 5]
+  if (not account and job_desc.default_account or false) ~= known[n + 4] then return false end
+  if (not qos and job_desc.default_qos or false) ~= known[n + 6] then return false end
+  kind.read_at, kind.good_until = now, now + KEEP_PARTITIONS
+  return true
 end
 
 -- Whether a submission reads as the last one did. The shortest way to know the kind where users submit alike jobs:
 -- nothing is stored, and the first difference ends it. As `read_request`; or nil and how many fields were the same.
 local function read_as_latest(job_desc, part_list, submit_uid, now)
   local kind = latest
-  if not kind or now < kind.read_at or now >= kind.good_until then return nil, 0 end
+  if not kind or now < kind.read_at or now >= kind.names_until then return nil, 0 end
   local known, n = kind.values, SIMPLE
   if (number_of(job_desc.user_id, NO_VAL) or number_of(submit_uid, NO_VAL) or false) ~= known[n + 7] then
     return nil, 0
@@ -427,6 +461,7 @@ local function read_as_latest(job_desc, part_list, submit_uid, now)
     end
   end
   if not same_list(part_list, kind.names) then return nil, n end
+  if now >= kind.good_until and not reads_as_kept(kind, job_desc, part_list, now) then return nil, n end
   turn = turn + 1
   kind.turn = turn
   return environment
@@ -470,6 +505,7 @@ local turns = 0 -- requests and notes since connected
 -- What was prepared holds as long as this stays; `latest_after`: and as long as no more turns were taken.
 local era, latest_after = 0, -1
 local last_used -- the number of the prepared answer that the last submission took
+local looked = 0 -- when what has come was looked at
 
 local function forget_prepared() era, latest_after = era + 1, -1 end
 
@@ -567,6 +603,12 @@ local function in_order(conn) -- which waits for nothing since its last reply wa
     -- What has come is read all at once, as far as it fits into lua-socket's buffer.
   until bytes < SOCKET_BUFFER and not conn:dirty()
   return true
+end
+
+-- Takes in what has come unasked.
+local function look(now)
+  looked = now
+  if connection and not in_order(connection) then disconnect() end
 end
 
 -- One line without its newline, or nil and why; the third result tells that nothing at all came.
@@ -913,8 +955,12 @@ local function consult(job_desc, part_list, submit_uid)
   if opened and fresh(opened, settings.breaker_seconds, now) then return end
   if type(part_list) ~= "table" then part_list = {} end
   local deadline = now + settings.timeout_ms / 1000
-  if connection and not in_order(connection) then disconnect() end
-  local knocked, kept = 0, connection ~= nil
+  -- Where an answer is there, it may have been taken back for so long: less than a submission takes to come. That the
+  -- daemon is gone shows where it cannot be told that the answer is used.
+  local looks = latest_after < turns or not fresh(looked, LOOK_AGAIN, now)
+  if looks then look(now) end
+  local knocked = 0
+  local kept = connection ~= nil
   if latest_after < turns then -- nothing is prepared
     local not_there
     kept, not_there = knock(deadline)
@@ -935,7 +981,13 @@ local function consult(job_desc, part_list, submit_uid)
   end
 
   local set, token, message
-  if knocked == 0 then set, token, message = use_prepared(kind, part_list, now, deadline) end
+  if knocked == 0 then
+    set, token, message = use_prepared(kind, part_list, now, deadline)
+    if not set and not looks then
+      look(now)
+      set, token, message = use_prepared(kind, part_list, now, deadline)
+    end
+  end
   if not set then
     local reply
     reply, why = exchange(kind.line, knocked, kept, deadline)

@@ -19,7 +19,7 @@ def rewritten(request: SubmitRequest, candidate: Candidate, best: Prediction, ke
     changes = []
     for field, value in candidate.set.items():
         if field == "partition":
-            changes.append(f"partition {request.partition or '(default)'} → {value}")
+            changes.append(f"partition {request.partition or '(default)'} -> {value}")
         else:
             changes.append(value)
     return f"slurm-advisor: {', '.join(changes)} {_expected(best, keep)}. '#ADVISOR off' leaves your jobs alone."

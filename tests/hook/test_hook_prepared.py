@@ -28,8 +28,14 @@ AS_PREPARED = {
 }
 
 
+LOOK_AGAIN_S = 0.06  # while answers are there, the hook looks for others every 50 ms
+
+
 def compact(message: dict[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+TAKEN_BACK = compact({"v": 1, "prepared": 0})
 
 
 def prepared(kind: int = 1, after: int = 1, number: int = 7, good_s: float = 2.0, **changes: Any) -> bytes:
@@ -113,6 +119,37 @@ def test_a_burst_of_answers_of_which_many_are_new_takes_each_as_it_is(
         assert outcome.fields == AS_PREPARED | {"admin_comment": f"advisor=t{n}"}
         assert outcome.told == [f"about {n % 200} min sooner"]
     assert len(preparing.asked) == 1
+
+
+V100 = PARTITIONS["v100"]
+CHANGES: dict[str, dict[str, Any]] = {
+    "a limit": {"partitions": {**PARTITIONS, "v100": {**V100, "max_time": 60}}},
+    "a limit that was none": {"partitions": {**PARTITIONS, "v100": {**V100, "max_mem_per_node": 1000}}},
+    "who may use it": {"partitions": {**PARTITIONS, "v100": {**V100, "allow_accounts": "physics"}}},
+    "a partition taken out of service": {"partitions": {**PARTITIONS, "a100": {**PARTITIONS["a100"], "state_up": 1}}},
+    "the user's account": {"fields": {**UNCHANGED, "default_account": "physics"}},
+    "the user's QOS": {"fields": {**UNCHANGED, "default_qos": "high"}},
+}
+
+
+@pytest.mark.parametrize("change", [{}, *CHANGES.values()], ids=["nothing", *CHANGES])
+def test_what_an_administrator_changed_is_told_within_a_second(
+    preparing: Preparing, asked_once: Slurmctld, change: dict[str, Any]
+) -> None:
+    """All that was told of the cluster is read again then; nobody is asked where it reads as before."""
+    time.sleep(1.01)
+    preparing.say(prepared())
+    fields = change.get("fields", UNCHANGED)
+    outcome = asked_once.submit(fields, partitions=change.get("partitions", PARTITIONS))
+    asked = dict(preparing.asked[-1])
+    if not change:
+        assert outcome.fields == AS_PREPARED and len(preparing.asked) == 1
+        return
+    assert outcome.fields == {**fields, **AS_ASKED} and len(preparing.asked) == 2 and asked["kind"] == 2
+    if "partitions" in change:
+        assert asked["partitions"] != preparing.asked[0]["partitions"]
+    else:
+        assert {"physics", "high"} & {asked.get("default_account"), asked.get("default_qos")}
 
 
 MESSAGES = {
@@ -504,10 +541,38 @@ def test_a_row_that_was_taken_back_is_not_taken_any_further(preparing: Preparing
     preparing.say(row(8))
     for n in range(3):
         assert asked_once.submit().fields["admin_comment"] == f"advisor=t{100 + n}"
-    preparing.say(compact({"v": 1, "prepared": 0}))
+    preparing.say(TAKEN_BACK)
+    time.sleep(LOOK_AGAIN_S)
     assert asked_once.submit().fields == AS_ASKED
     assert asked_once.submit().fields == AS_ASKED  # nor after that
     assert preparing.noted(100, 101, 102) and len(preparing.asked) == 3
+
+
+@pytest.mark.parametrize(
+    "unasked", [TAKEN_BACK, line(REWRITE), b"x", b"\n"], ids=["taken back", "late", "half", "empty"]
+)
+def test_another_job_in_the_middle_of_a_row_gets_its_own_answer_whatever_came_just_before(
+    preparing: Preparing, asked_once: Slurmctld, unasked: bytes
+) -> None:
+    preparing.say(row(8))
+    assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
+    preparing.say(unasked)
+    other = {**UNCHANGED, "name": "other"}
+    assert asked_once.submit(other).fields == {**AS_ASKED, "name": "other"}
+    assert asked_once.submit().fields == AS_ASKED
+    assert preparing.noted(100)
+
+
+def test_a_row_of_which_the_daemon_may_no_longer_be_told_is_not_taken(
+    preparing: Preparing, asked_once: Slurmctld
+) -> None:
+    preparing.say(row(8))
+    assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
+    assert preparing.noted(100)
+    preparing.daemon.stop()
+    assert asked_once.submit().fields == UNCHANGED
+    preparing.daemon.start()
+    assert asked_once.submit().fields == AS_ASKED
 
 
 def test_another_job_ends_a_row(preparing: Preparing, asked_once: Slurmctld) -> None:
@@ -535,6 +600,7 @@ def test_what_follows_an_answer_that_was_not_used_is_not_taken(preparing: Prepar
     preparing.say(row(4))
     assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
     preparing.say(row(4, number=200))
+    time.sleep(LOOK_AGAIN_S)
     assert asked_once.submit().fields == AS_ASKED
     assert preparing.noted(100)
 

@@ -173,7 +173,7 @@ def test_a_bad_annotation_is_told_with_its_line_and_the_job_is_placed_without_it
     assert decision.annotation_error is not None
     assert decision.message is not None
     assert "line" in decision.message
-    assert "→ p100" in decision.message
+    assert "-> p100" in decision.message
     kept = advise(submission(script_head="#ADVISOR kernels: {\n", reservation="x"), snapshot(*BUSY))
     assert kept.message == kept.annotation_error
 

@@ -66,7 +66,7 @@ def test_enforce_rewrites_and_tells_it_in_one_line():
     assert decision.applied
     assert decision.message is not None
     assert decision.message == (
-        "slurm-advisor: partition k80,p100,v100 → p100 (expected start now, run 20 min; was: start now, run 1.7 h). "
+        "slurm-advisor: partition k80,p100,v100 -> p100 (expected start now, run 20 min; was: start now, run 1.7 h). "
         "'#ADVISOR off' leaves your jobs alone."
     )
 
