@@ -32,6 +32,7 @@ local MAX_KIND = 64 * KIB -- longer requests are not kept
 local SOCKET_BUFFER = 8 * KIB -- lua-socket's own
 local MAX_AHEAD = 5 -- seconds: no prepared answer is good for longer, whatever it says of itself
 local LOOK_AGAIN = 0.05 -- seconds: as long as answers are there, what else has come is looked at that often
+local RENEWED = 1.2 -- seconds: those that are good for less may have been worked out anew, and are looked for
 
 -- slurm.h: "not given" and "no limit" of 16, 32 and 64 bit fields. 64 bit values come as doubles.
 local NO_VAL16, NO_VAL, INFINITE = 0xfffe, 0xfffffffe, 0xffffffff
@@ -847,7 +848,7 @@ end
 
 -- As `judge`, of the answer that was prepared for this kind; nil where there is none that holds. The daemon is told
 -- that it is used, before it is: what nobody can be told of is not used.
-local function use_prepared(kind, part_list, now, deadline)
+local function use_prepared(kind, part_list, now, deadline, only_new)
   local row = kind.row
   if not row or row.era ~= era then return nil end
   local answer, set, message, nonsense
@@ -866,6 +867,7 @@ local function use_prepared(kind, part_list, now, deadline)
   local until_ = answer.until_
   -- The clock may have been set back.
   if type(until_) ~= "number" or not (now < until_ and until_ - now <= MAX_AHEAD) then return nil end
+  if only_new and until_ - now < RENEWED then return nil end
   if not note(answer.number, deadline) then
     disconnect()
     return nil
@@ -982,7 +984,7 @@ local function consult(job_desc, part_list, submit_uid)
 
   local set, token, message
   if knocked == 0 then
-    set, token, message = use_prepared(kind, part_list, now, deadline)
+    set, token, message = use_prepared(kind, part_list, now, deadline, not looks)
     if not set and not looks then
       look(now)
       set, token, message = use_prepared(kind, part_list, now, deadline)
