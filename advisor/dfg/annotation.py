@@ -20,6 +20,8 @@ from advisor.dfg.scalars import name_problem
 # sbatch reads its own directives up to the first line that is neither blank nor a comment; so do we.
 _FIRST_COMMAND = re.compile(r"^[^\S\n]*[^\s#]", re.MULTILINE)
 _LINE = re.compile(r"^#ADVISOR(?:[ \t](.*))?\r?$", re.MULTILINE)
+# Nobody's comment begins so: it was meant for us.
+_MISSPELLED = re.compile(r"^#ADVISOR([:=])[ \t]*(.*?)\r?$", re.MULTILINE)
 _OFF = re.compile(r"\s*off\s*(?:#.*)?", re.IGNORECASE)
 # `advisor: Prof. Smith` is what people write in comments: the token needs its brace, or `off`.
 _TOKEN = re.compile(r"(?<![\w.@/-])advisor:\s*(?:(off)(?![\w.-])|(?=\{))", re.IGNORECASE)
@@ -77,10 +79,15 @@ def _in_script(head: str | None) -> Annotation | None:
     command = _FIRST_COMMAND.search(head)
     end = command.start() if command else len(head)
     lines = [(match.start(), match[1] or "") for match in _LINE.finditer(head, 0, end)]
+    misspelled = list(_MISSPELLED.finditer(head, 0, end))
+    # Whatever the other lines say, and however it is spelled.
+    if any(_OFF.fullmatch(line) for line in [line for _, line in lines] + [match[2] for match in misspelled]):
+        return Annotation(off=True, source="script")
+    if misspelled:
+        line = head.count("\n", 0, misspelled[0].start()) + 1
+        raise AnnotationError(f'write "#ADVISOR " without "{misspelled[0][1]}" after it', line, "script")
     if not lines:
         return None
-    if any(_OFF.fullmatch(line) for _, line in lines):  # whatever the other lines say
-        return Annotation(off=True, source="script")
     try:
         return _read("\n".join(line for _, line in lines), "script")
     except AnnotationError as error:

@@ -72,6 +72,16 @@ def test_what_only_looks_like_an_annotation_line_is_a_comment(line):
     assert find(f"#!/bin/sh\n{line}\n", {}, None, None) is None
 
 
+@pytest.mark.parametrize("sign", [":", "="])
+def test_whoever_puts_a_colon_after_the_word_is_told_and_may_still_say_off(sign):
+    with pytest.raises(AnnotationError) as error:
+        find(f"#!/bin/sh\n#ADVISOR share: true\r\n#ADVISOR{sign} app: lammps\r\nsrun x\n", {}, None, None)
+    assert error.value.line == 3 and error.value.message == f'write "#ADVISOR " without "{sign}" after it'
+    off = find(f"#!/bin/sh\n#ADVISOR{sign} off\r\n", {}, None, None)
+    assert off is not None and off.off
+    assert find(f"#!/bin/sh\nsrun x\n#ADVISOR{sign} app: lammps\n", {}, None, None) is None
+
+
 def test_the_script_wins_over_the_environment_over_extra_over_the_comment():
     places = ["#ADVISOR app: one\n", {"ADVISOR_DFG": "app: two"}, "advisor:{app: three}", "x advisor:{app: four} y"]
     empty = [None, {}, None, None]
