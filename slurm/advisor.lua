@@ -197,31 +197,31 @@ local function comment_block(script)
   return text_of(head, MAX_LONG_TEXT)
 end
 
-local function encode_partition(name, record)
-  local limits = { name = as_utf8(name) } -- what the protocol takes for granted is not sent
-  if record.flag_default == 1 then limits.default = true end
-  if (tonumber(record.state_up) or 0) % 4 ~= PARTITION_UP then limits.up = false end
-  for _, field in ipairs(PARTITION_TEXTS) do limits[field] = text_of(record[field], MAX_TEXT) end
-  for _, field in ipairs(PARTITION_NUMBERS) do limits[field] = number_of(record[field], NO_VAL) end
-  for _, field in ipairs(PARTITION_MEMORY) do
-    local limit = number_of(record[field], BEYOND_DOUBLE)
-    limits[field] = limit ~= 0 and limit or nil
-  end
-  return json.encode(limits)
-end
-
 -- What is told of a partition, as slurmctld has it.
 local function read_partition(record)
   local read = {}
-  for n = 1, #PARTITION_FIELDS do read[n] = record[PARTITION_FIELDS[n]] or false end
+  for _, field in ipairs(PARTITION_FIELDS) do read[field] = record[field] or false end
   return read
 end
 
 local function reads_as(record, read)
-  for n = 1, #PARTITION_FIELDS do
-    if (record[PARTITION_FIELDS[n]] or false) ~= read[n] then return false end
+  for _, field in ipairs(PARTITION_FIELDS) do
+    if (record[field] or false) ~= read[field] then return false end
   end
   return true
+end
+
+local function encode_partition(name, read)
+  local limits = { name = as_utf8(name) } -- what the protocol takes for granted is not sent
+  if read.flag_default == 1 then limits.default = true end
+  if (tonumber(read.state_up) or 0) % 4 ~= PARTITION_UP then limits.up = false end
+  for _, field in ipairs(PARTITION_TEXTS) do limits[field] = text_of(read[field], MAX_TEXT) end
+  for _, field in ipairs(PARTITION_NUMBERS) do limits[field] = number_of(read[field], NO_VAL) end
+  for _, field in ipairs(PARTITION_MEMORY) do
+    local limit = number_of(read[field], BEYOND_DOUBLE)
+    limits[field] = limit ~= 0 and limit or nil
+  end
+  return json.encode(limits)
 end
 
 -- Reading a partition's limits costs more than the rest of a request, and a burst of submissions reads
@@ -253,7 +253,8 @@ local function encode_partitions(part_list, now)
   for name, record in pairs(part_list) do
     local kept = partition_cache[name]
     if not kept then
-      kept = { read = read_partition(record), text = encode_partition(name, record) }
+      kept = { read = read_partition(record) }
+      kept.text = encode_partition(name, kept.read)
       partition_cache[name] = kept
     end
     n = n + 1
@@ -417,13 +418,13 @@ local function note_reading(kind, now)
   kind.names_until = names_read + KEEP_NAMES
 end
 
--- Whether all that is kept for requests of this kind is still so, of which the job at hand is if it is. Mostly, and
--- then nothing has to be put together anew.
+-- Whether all that is kept for requests of this kind is still so, for a job that is of it in everything else. Mostly,
+-- and then nothing has to be put together anew.
 local function reads_as_kept(kind, job_desc, part_list, now)
   local known, n = kind.values, 0
-  for name, record in pairs(part_list) do
+  for _, record in pairs(part_list) do -- in the order in which they were read: the list is the same
     n = n + 1
-    if kind.names[n] ~= name or not reads_as(record, kind.read[n]) then return false end
+    if not reads_as(record, kind.read[n]) then return false end
   end
   n = SIMPLE
   local account, qos = known[n + 3], known[n + 5]
@@ -957,12 +958,11 @@ local function consult(job_desc, part_list, submit_uid)
   if opened and fresh(opened, settings.breaker_seconds, now) then return end
   if type(part_list) ~= "table" then part_list = {} end
   local deadline = now + settings.timeout_ms / 1000
-  -- Where an answer is there, it may have been taken back for so long: less than a submission takes to come. That the
+  -- An answer that is there may have been taken back in the meantime, and the daemon books it all the same. That the
   -- daemon is gone shows where it cannot be told that the answer is used.
   local looks = latest_after < turns or not fresh(looked, LOOK_AGAIN, now)
   if looks then look(now) end
-  local knocked = 0
-  local kept = connection ~= nil
+  local knocked, kept = 0, connection ~= nil
   if latest_after < turns then -- nothing is prepared
     local not_there
     kept, not_there = knock(deadline)

@@ -81,11 +81,13 @@ def _in_script(head: str | None) -> Annotation | None:
     lines = [(match.start(), match[1] or "") for match in _LINE.finditer(head, 0, end)]
     misspelled = list(_MISSPELLED.finditer(head, 0, end))
     # Whatever the other lines say, and however it is spelled.
-    if any(_OFF.fullmatch(line) for line in [line for _, line in lines] + [match[2] for match in misspelled]):
+    if any(map(_OFF.fullmatch, (*(line for _, line in lines), *(match[2] for match in misspelled)))):
         return Annotation(off=True, source="script")
     if misspelled:
-        line = head.count("\n", 0, misspelled[0].start()) + 1
-        raise AnnotationError(f'write "#ADVISOR " without "{misspelled[0][1]}" after it', line, "script")
+        first = misspelled[0]
+        raise AnnotationError(
+            f'write "#ADVISOR " without "{first[1]}" after it', _line_at(head, first.start()), "script"
+        )
     if not lines:
         return None
     try:
@@ -94,7 +96,11 @@ def _in_script(head: str | None) -> Annotation | None:
         if error.line is None:
             raise
         at, _ = lines[min(error.line, len(lines)) - 1]
-        raise AnnotationError(error.message, head.count("\n", 0, at) + 1, "script") from None
+        raise AnnotationError(error.message, _line_at(head, at), "script") from None
+
+
+def _line_at(head: str, at: int) -> int:
+    return head.count("\n", 0, at) + 1
 
 
 def _in_environment(environment: Mapping[str, str]) -> Annotation | None:

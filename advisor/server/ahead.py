@@ -36,7 +36,7 @@ from advisor.server.watcher import LOOK_S, PAUSE_S, Watcher
 
 # A request that did not come again for so long is prepared for no more.
 KEEP_S = 60.0
-GOOD_S = 2.0
+GOOD_S = 2.0  # after half of it a row is worked out anew: the hook counts on that (RENEWED)
 # So long may be spent on preparing after a decision. Whoever asks meanwhile waits for the one answer that is just being
 # worked out, and where a policy takes long, only the latest kinds are prepared for.
 ROUND_US = 5000.0
