@@ -1,9 +1,9 @@
 """The wire between the hook in slurmctld and the daemon: one JSON line each way over a unix socket.
 
 These types are the contract. The hook (`slurm/advisor.lua`) fills a `SubmitRequest`; the daemon answers
-with a `Reply`. A hook that numbers its requests by `kind` also takes a `PreparedReply` ahead of the next one of a
-kind, and says with a `UsedNote` that it applied it. Field names follow Slurm's own `job_desc`. Numbers that Slurm calls
-NO_VAL or INFINITE arrive as null, so that nothing here has to know those constants.
+with a `Reply`. A hook that numbers its requests by `kind` also takes a `PreparedRow` ahead of the next ones of a
+kind, and says with a `UsedNote` which answer of it it applied. Field names follow Slurm's own `job_desc`. Numbers that
+Slurm calls NO_VAL or INFINITE arrive as null, so that nothing here has to know those constants.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class SubmitRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     v: int
     op: Literal["submit", "advise"] = "submit"  # advise: the same, but nothing is logged or booked
-    # The hook's number for requests that read like this one, on this connection; 0: it takes no prepared replies.
+    # The hook's number for requests that read like this one, on this connection; 0: it takes no prepared answers.
     kind: int = 0
-    row: int = 1  # so many prepared replies to one kind the hook keeps, each to be used after the one before
+    row: int = 1  # so many prepared answers to one kind the hook keeps, each to be used after the one before
     uid: int = -1
     user: str | None = None
     account: str | None = None
@@ -95,7 +95,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class UsedNote(msgspec.Struct, frozen=True):
-    """The hook applies a prepared reply. Nothing is sent back.
+    """The hook applies a prepared answer. Nothing is sent back.
 
     Notes come on a connection of their own, which begins with `{"v":1,"op":"notes"}` and which the daemon looks at now
     and then: a line that wakes it up costs slurmctld more than all the rest of a submission.
@@ -103,7 +103,8 @@ class UsedNote(msgspec.Struct, frozen=True):
 
     v: int
     op: Literal["used"]
-    number: int
+    number: int  # of the row
+    place: int  # in it, from 0
 
 
 class ControlRequest(msgspec.Struct, frozen=True):
@@ -125,20 +126,24 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     decision: dict[str, Any] | None = None  # op advise only: the whole decision, for a person to read
 
 
-class PreparedReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sent unasked: the answer to the next submission, if it is of this kind. The hook knows it by how it begins."""
+class PreparedRow(msgspec.Struct, frozen=True):
+    """Sent unasked: the answers to the next submissions, as long as these are of this kind, each after the one before.
+
+    The hook knows it by how it begins: `{"v":1,"prepared":…,"after":…,"count":…,"number":…,"follows":…,"until":…,`. The
+    rest is read when the first of them is needed. Answers differ in little, so what they set and say stands there once.
+    """
 
     v: int
     prepared: int  # the kind
-    number: int
-    after: int  # it holds for a hook that has sent so many lines on this connection
+    after: int  # the first holds for a hook that has sent so many lines on this connection
+    count: int
+    number: int  # of the row
+    follows: int  # 0, or the number of the row of which the last submission must have used the last answer
     until: float  # seconds since the epoch
-    # 0, or the number of the reply that the hook must have used last. Told to hooks that keep more than one.
-    follows: int | None = None
-    token: str | None = None
-    action: Literal["keep", "rewrite"] = "keep"
-    set: dict[str, str] = {}
-    message: str | None = None
+    sets: list[dict[str, str]]
+    says: list[str]
+    # Three for each: its token ("": none), and which of `sets` and of `says` it is, counted from 1 (0: none).
+    answers: list[str | int]
 
 
 class Forget(msgspec.Struct, frozen=True):

@@ -27,12 +27,12 @@ local MAX_REQUEST = 1024 * KIB -- the daemon refuses more
 local MAX_REPLY = 64 * KIB
 local MAX_MESSAGE = 1 * KIB
 local MAX_KINDS = 8 -- so many requests are kept, to know them again; the daemon prepares answers for as many
-local MAX_ROW = 16 -- so many prepared answers to one kind are kept, each to be used after the one before
+local MAX_ROW = 64 -- so many prepared answers to one kind are kept, each to be used after the one before
+local MAX_PIECES = 32 -- in which a row may come
 local MAX_KIND = 64 * KIB -- longer requests are not kept
 local SOCKET_BUFFER = 8 * KIB -- lua-socket's own
-local MAX_AHEAD = 5 -- seconds: no prepared answer is good for longer, whatever it says of itself
-local LOOK_AGAIN = 0.05 -- seconds: as long as answers are there, what else has come is looked at that often
-local RENEWED = 1.2 -- seconds: those that are good for less may have been worked out anew, and are looked for
+local MAX_AHEAD = 15 -- seconds: no prepared answer is good for longer, whatever it says of itself
+local RENEWED = 5.2 -- seconds: those that are good for less may have been worked out anew, and are looked for
 
 -- slurm.h: "not given" and "no limit" of 16, 32 and 64 bit fields. 64 bit values come as doubles.
 local NO_VAL16, NO_VAL, INFINITE = 0xfffe, 0xfffffffe, 0xffffffff
@@ -57,17 +57,29 @@ end
 
 local byte, find, format, gmatch, gsub, match, sub =
   string.byte, string.find, string.format, string.gmatch, string.gsub, string.match, string.sub
-local concat = table.concat
+local concat, remove = table.concat, table.remove
+-- What every submission calls: each name that has to be looked up, and each function of C besides, is some memory more
+-- that slurmctld finds cold, ten milliseconds after the last submission.
+local next, open, pcall = next, io.open, pcall
 
 -- Every request begins with this. Where nothing is prepared it is sent before the rest is known, so that the daemon
 -- wakes up meanwhile.
 local KNOCK = format('{"v":%d,"op":"submit"', advisor.PROTOCOL)
--- So begins what the daemon sends unasked: an answer prepared for requests of a kind; kind 0: none holds any more.
-local PREPARED = format('^{"v":%d,"prepared":(%%d+)[,}]', advisor.PROTOCOL)
+-- So begins what the daemon sends unasked: answers to requests of a kind, after how many turns the first of them holds,
+-- how many there are, their number, that of those which must have been used up just before (0: whatever was), and until
+-- when they are good.
+local PREPARED = format(
+  '^{"v":%d,"prepared":(%%d+),"after":(%%d+),"count":(%%d+),"number":(%%d+),"follows":(%%d+),"until":([%%d.]+),',
+  advisor.PROTOCOL
+)
+-- And this: none of them holds any more.
+local TAKEN_BACK = format('{"v":%d,"prepared":0}', advisor.PROTOCOL)
 -- The daemon does not wait for what comes on a connection that begins with this, but looks there now and then: waking
 -- it up would cost more than all the rest.
 local NOTES = format('{"v":%d,"op":"notes"}\n', advisor.PROTOCOL)
 local USED = format('{"v":%d,"op":"used","number":', advisor.PROTOCOL)
+local AT_PLACE = {} -- what follows the number, by place
+for place = 0, MAX_ROW - 1 do AT_PLACE[place] = format(',"place":%d}\n', place) end
 
 -- What a request tells, in this order: the names in job_desc and on the wire, what a value is, and its limit.
 local FIELDS, KEYS, FORMS, LIMITS, PLACE = {}, {}, {}, {}, {}
@@ -91,12 +103,16 @@ tells(TEXT, MAX_LONG_TEXT, "comment", "extra")
 tells(NUMBER, NO_VAL, "time_limit", "time_min", "min_cpus", "num_tasks", "min_nodes", "max_nodes", "het_job_offset")
 tells(NUMBER, NO_VAL16, "cpus_per_task", "ntasks_per_node", "ntasks_per_tres", "shared")
 tells(NUMBER, BEYOND_DOUBLE, "begin_time")
+tells(TEXT, MAX_TEXT, "account", "qos")
+-- slurmctld answers nil unless the user asked for it: --mem and --mem-per-cpu share one field.
+tells(NUMBER, BEYOND_DOUBLE, "min_mem_per_node")
 local SIMPLE = #FIELDS -- up to here a field is just read; `read_request` knows about the others
-tells(NUMBER, BEYOND_DOUBLE, "min_mem_per_node", "min_mem_per_cpu")
-tells(TEXT, MAX_TEXT, "account", "default_account", "qos", "default_qos")
+tells(NUMBER, BEYOND_DOUBLE, "min_mem_per_cpu")
+tells(TEXT, MAX_TEXT, "default_account", "default_qos")
 tells(NUMBER, NO_VAL, "uid")
 tells(TEXT, MAX_TEXT, "user")
 tells(TEXT, MAX_LONG_TEXT, "script_head")
+local ACCOUNT, QOS, MEMORY = PLACE.account, PLACE.qos, PLACE.min_mem_per_node
 local TOLD = #FIELDS
 -- slurmctld gives the environment by name only; these are the names that mean something to us.
 local ENVIRONMENT = { "ADVISOR", "ADVISOR_APP", "ADVISOR_DFG" }
@@ -106,14 +122,13 @@ local PARTITIONS = BATCH + 1
 
 -- Log ----------------------------------------------------------------------------------------------
 
-local function slurm_table()
-  local slurm = rawget(_G, "slurm")
-  return type(slurm) == "table" and slurm or {}
-end
+local slurm = rawget(_G, "slurm")
+if type(slurm) ~= "table" then slurm = {} end
+local SUCCESS = slurm.SUCCESS or 0
 
 -- `level` names a function of slurmctld's table. A log that fails must not hurt the job.
 local function log(level, text)
-  pcall(function() slurm_table()[level]("%s", "advisor: " .. text) end)
+  pcall(function() slurm[level]("%s", "advisor: " .. text) end)
 end
 
 -- Modules ------------------------------------------------------------------------------------------
@@ -232,25 +247,39 @@ local name_cache, names_read = {}, 0
 
 local function fresh(read, keep, now) return now >= read and now - read < keep end
 
--- The text of the list as a whole, and the names in it and what was read, in the order in which `pairs` gives them.
-local list_names, list_read, list_text = {}, {}, nil
+-- The text of the list as a whole, and of each in it its name and what is kept of it, in the order of `next`.
+local list_names, list_kept, list_text = {}, {}, nil
 
-local function same_list(part_list, names)
+local function same_list(part_list)
   local n = 0
-  for name in pairs(part_list) do
+  for name in next, part_list do
     n = n + 1
-    if names[n] ~= name then return false end
+    if list_names[n] ~= name then return false end
   end
-  return names[n + 1] == nil
+  return list_names[n + 1] == nil
+end
+
+-- Whether the same list reads as it did: mostly, and then nothing has to be put together anew.
+local function reads_as_kept(part_list)
+  local n = 0
+  for name, record in next, part_list do
+    n = n + 1
+    if not reads_as(record, list_kept[n].read) then return false end
+    partition_cache[name] = list_kept[n]
+  end
+  return true
 end
 
 local function encode_partitions(part_list, now)
+  local same = list_text and same_list(part_list)
   if not fresh(partitions_read, KEEP_PARTITIONS, now) then
-    partition_cache, partitions_read, list_text = {}, now, nil
+    partition_cache, partitions_read = {}, now
+    same = same and reads_as_kept(part_list)
   end
-  if list_text and same_list(part_list, list_names) then return list_text end
-  local encoded, names, read, n = {}, {}, {}, 0
-  for name, record in pairs(part_list) do
+  if same then return list_text end
+  local encoded, n = {}, 0
+  list_names, list_kept = {}, {}
+  for name, record in next, part_list do
     local kept = partition_cache[name]
     if not kept then
       kept = { read = read_partition(record) }
@@ -258,9 +287,9 @@ local function encode_partitions(part_list, now)
       partition_cache[name] = kept
     end
     n = n + 1
-    encoded[n], names[n], read[n] = kept.text, name, kept.read
+    encoded[n], list_names[n], list_kept[n] = kept.text, name, kept
   end
-  list_names, list_read, list_text = names, read, ',"partitions":[' .. concat(encoded, ",") .. "]}\n"
+  list_text = ',"partitions":[' .. concat(encoded, ",") .. "]}\n"
   return list_text
 end
 
@@ -296,7 +325,7 @@ end
 -- What the submission at hand tells, by place in FIELDS; false: not given.
 local values = {}
 
-local last_script, last_head -- users submit alike jobs
+local last_script, last_head -- of the last job that was not too long to be kept: users submit alike jobs
 
 local function head_of(script)
   if script == last_script then return last_head end
@@ -305,26 +334,22 @@ local function head_of(script)
   return head
 end
 
--- Reads what a request tells; its first `same` fields are known to be as in `known`. The environment of a batch job,
--- false for srun and salloc.
-local function read_request(job_desc, part_list, submit_uid, now, same, known)
-  for n = 1, same do values[n] = known[n] end
-  for n = same + 1, SIMPLE do values[n] = job_desc[FIELDS[n]] or false end
+-- Reads what a request tells. The environment of a batch job, false for srun and salloc.
+local function read_request(job_desc, part_list, submit_uid, now)
+  for n = 1, SIMPLE do values[n] = job_desc[FIELDS[n]] or false end
   local n = SIMPLE
-  -- slurmctld answers nil unless the user asked for it: --mem and --mem-per-cpu share one field.
-  local memory = job_desc.min_mem_per_node
-  values[n + 1], values[n + 2] = memory or false, memory == nil and job_desc.min_mem_per_cpu or false
-  local account, qos = job_desc.account or false, job_desc.qos or false
-  if account == "" then account = false end
-  if qos == "" then qos = false end
+  values[n + 1] = not values[MEMORY] and job_desc.min_mem_per_cpu or false
+  if values[ACCOUNT] == "" then values[ACCOUNT] = false end
+  if values[QOS] == "" then values[QOS] = false end
   -- The job's owner: root may submit for another user, and part_list is the owner's.
   local uid = number_of(job_desc.user_id, NO_VAL) or number_of(submit_uid, NO_VAL)
-  values[n + 3], values[n + 5] = account, qos
-  values[n + 4], values[n + 6] = read_defaults(job_desc, uid, account, qos, values[PLACE.partition], now)
-  values[n + 7], values[n + 8] = uid or false, uid and user_name(job_desc, uid, now) or false
+  values[n + 2], values[n + 3] =
+    read_defaults(job_desc, uid, values[ACCOUNT], values[QOS], values[PLACE.partition], now)
+  values[n + 4], values[n + 5] = uid or false, uid and user_name(job_desc, uid, now) or false
   local script, environment = job_desc.script, false
   local batch = type(script) == "string"
-  values[n + 9] = batch and head_of(script)
+  values[n + 6] = batch and head_of(script)
+  values.script = not batch or #script <= MAX_KIND and script -- not told, but known again; false: too long for that
   if batch then -- slurmctld has no environment for srun and salloc, and logs a line if asked
     environment = job_desc.environment
     for i = 1, #ENVIRONMENT do values[TOLD + i] = environment[ENVIRONMENT[i]] or false end
@@ -399,8 +424,7 @@ end
 -- Kinds of requests: those that read alike are of one kind, and the last few kinds are known again. Then nothing has
 -- to be put together, and the daemon may have prepared an answer.
 local kinds, newest_kind, turn = {}, 0, 0
-local latest -- the kind of the last submission
-local NO_KIND = {}
+local NO_KIND, NO_ROW = {}, {} -- the latter is of no era
 
 local function is_of(kind)
   local known = kind.values
@@ -410,74 +434,15 @@ local function is_of(kind)
   return true
 end
 
--- From `read_at` until `good_until`, nothing that is kept for all requests has to be read again for this kind either.
-local function note_reading(kind, now)
-  latest = kind
-  kind.names, kind.read, kind.read_at = list_names, list_read, now
-  kind.good_until = (partitions_read < defaults.read and partitions_read or defaults.read) + KEEP_PARTITIONS
-  kind.names_until = names_read + KEEP_NAMES
-end
-
--- Whether all that is kept for requests of this kind is still so, for a job that is of it in everything else. Mostly,
--- and then nothing has to be put together anew.
-local function reads_as_kept(kind, job_desc, part_list, now)
-  local known, n = kind.values, 0
-  for _, record in pairs(part_list) do -- in the order in which they were read: the list is the same
-    n = n + 1
-    if not reads_as(record, kind.read[n]) then return false end
-  end
-  n = SIMPLE
-  local account, qos = known[n + 3], known[n + 5]
-  if (not account and job_desc.default_account or false) ~= known[n + 4] then return false end
-  if (not qos and job_desc.default_qos or false) ~= known[n + 6] then return false end
-  kind.read_at, kind.good_until = now, now + KEEP_PARTITIONS
-  return true
-end
-
--- Whether a submission reads as the last one did. The shortest way to know the kind where users submit alike jobs:
--- nothing is stored, and the first difference ends it. As `read_request`; or nil and how many fields were the same.
-local function read_as_latest(job_desc, part_list, submit_uid, now)
-  local kind = latest
-  if not kind or now < kind.read_at or now >= kind.names_until then return nil, 0 end
-  local known, n = kind.values, SIMPLE
-  if (number_of(job_desc.user_id, NO_VAL) or number_of(submit_uid, NO_VAL) or false) ~= known[n + 7] then
-    return nil, 0
-  end
-  for i = 1, SIMPLE do
-    if (job_desc[FIELDS[i]] or false) ~= known[i] then return nil, i - 1 end
-  end
-  local memory = job_desc.min_mem_per_node
-  if (memory or false) ~= known[n + 1]
-    or (memory == nil and job_desc.min_mem_per_cpu or false) ~= known[n + 2] then return nil, n end
-  local account, qos = job_desc.account or false, job_desc.qos or false
-  if account == "" then account = false end
-  if qos == "" then qos = false end
-  if account ~= known[n + 3] or qos ~= known[n + 5] then return nil, n end
-  local script, environment = job_desc.script, false
-  local batch = type(script) == "string"
-  if batch ~= known[BATCH] or (batch and head_of(script)) ~= known[n + 9] then return nil, n end
-  if batch then
-    environment = job_desc.environment
-    for i = 1, #ENVIRONMENT do
-      if (environment[ENVIRONMENT[i]] or false) ~= known[TOLD + i] then return nil, n end
-    end
-  end
-  if not same_list(part_list, kind.names) then return nil, n end
-  if now >= kind.good_until and not reads_as_kept(kind, job_desc, part_list, now) then return nil, n end
-  turn = turn + 1
-  kind.turn = turn
-  return environment
-end
-
 -- The kind of the submission that was read: its `line` is the request; or nil and why nobody is asked.
-local function kind_of_request(now)
-  turn, latest = turn + 1, nil
+local function kind_of_request()
+  turn = turn + 1
   local oldest
   for i = 1, #kinds do
     local kind = kinds[i]
     if is_of(kind) then
       kind.turn = turn
-      note_reading(kind, now)
+      kind.values.script = values.script
       return kind
     end
     if not oldest or kind.turn < kinds[oldest].turn then oldest = i end
@@ -491,11 +456,10 @@ local function kind_of_request(now)
   newest_kind = newest_kind + 1
   local kind = {
     id = format("%d", newest_kind), line = line, values = values, turn = turn,
-    row = {}, -- answers that were prepared for it, by `after` modulo MAX_ROW
+    row = NO_ROW, -- answers that were prepared for it
   }
   values = {}
   kinds[#kinds < MAX_KINDS and #kinds + 1 or oldest] = kind
-  note_reading(kind, now)
   return kind
 end
 
@@ -506,15 +470,14 @@ local notes -- another one, once there is something to tell that needs no answer
 local turns = 0 -- requests and notes since connected
 -- What was prepared holds as long as this stays; `latest_after`: and as long as no more turns were taken.
 local era, latest_after = 0, -1
-local last_used -- the number of the prepared answer that the last submission took
-local looked = 0 -- when what has come was looked at
+local used_up -- the number of the prepared answers of which the last submission took the last one
 
 local function forget_prepared() era, latest_after = era + 1, -1 end
 
 local function disconnect()
   if connection then pcall(connection.close, connection) end
   if notes then pcall(notes.close, notes) end
-  connection, notes, turns, last_used = nil, nil, 0, nil
+  connection, notes, turns, used_up = nil, nil, 0, nil
   forget_prepared()
 end
 
@@ -545,51 +508,35 @@ local function connect(deadline)
   return nil, why
 end
 
--- Prepared answers to the same kind mostly read alike, but for this head. `follows`: the number of the answer that the
--- last submission must have taken, 0: whatever it was; a daemon that prepares one at a time does not tell it.
-local HEAD_BEGINS =
-  format('^{"v":%d,"prepared":(%%d+),"number":(%%d+),"after":(%%d+),"until":([%%d.]+),', advisor.PROTOCOL)
-local FOLLOWING = HEAD_BEGINS .. '"follows":(%d+),"token":"([%w._-]+)"(.+)$'
-local SINGLE = HEAD_BEGINS .. '"token":"([%w._-]+)"(.+)$'
-
 local function kind_by(id)
-  if latest and latest.id == id then return latest end -- mostly
   for i = 1, #kinds do
     if kinds[i].id == id then return kinds[i] end
   end
 end
 
--- Whether a line is an answer that was prepared, which is then put aside.
+-- Whether a line is something that was prepared, which is then put aside: it is read when it is needed.
 local function put_aside(line)
-  local id, number, after, until_, follows, token, body = match(line, FOLLOWING)
+  local id, after, count, number, follows, until_ = match(line, PREPARED)
   if not id then
-    id, number, after, until_, token, body = match(line, SINGLE)
-    follows = "0"
-    if not id then
-      id = match(line, PREPARED)
-      if id == "0" then forget_prepared() end
-      after = turns
-    end
-  end
-  if body and #token > 128 then body = nil end
-  local kind = id and kind_by(id)
-  if not kind then return id ~= nil end -- nobody will ask for it any more
-  local row = kind.row
-  if row.era ~= era or follows == "0" or not body then row.era, row.start, row.odd = era, (row.start or 0) + 1, nil end
-  after = tonumber(after)
-  if after > latest_after then latest_after = after end
-  if not body then -- spelled in another way
-    row.odd = line
+    if line ~= TAKEN_BACK then return false end
+    forget_prepared()
     return true
   end
-  local place = after % MAX_ROW + 1
-  local answer = row[place]
-  if not answer then
-    answer = {}
-    row[place] = answer
+  local kind = kind_by(id)
+  if not kind then return true end -- nobody will ask for it any more
+  local row = kind.row
+  if row.era ~= era or follows == "0" or #row == MAX_PIECES then
+    row = { era = era } -- in place of what was there
+    kind.row = row
   end
-  answer.start, answer.number, answer.after, answer.until_ = row.start, number, after, tonumber(until_)
-  answer.follows, answer.token, answer.body = follows, token, body
+  after, until_ = tonumber(after), tonumber(until_)
+  local last = after + tonumber(count) - 1
+  if last < after or last - after >= MAX_ROW or not until_ then return false end
+  row[#row + 1] = {
+    line = line, after = after, last = last, number = number, follows = follows, until_ = until_,
+    used = 0, -- so many of them
+  }
+  if last > latest_after then latest_after = last end
   return true
 end
 
@@ -608,8 +555,7 @@ local function in_order(conn) -- which waits for nothing since its last reply wa
 end
 
 -- Takes in what has come unasked.
-local function look(now)
-  looked = now
+local function look()
   if connection and not in_order(connection) then disconnect() end
 end
 
@@ -695,9 +641,10 @@ local function exchange(line, knocked, kept, deadline)
   return reply, why
 end
 
--- Tells that an answer is used, by its number as the daemon spelled it; whether it could be told.
-local function note(number, deadline)
-  local line = USED .. number .. "}\n"
+-- Tells that an answer is used, by number and place; whether it could be told. The daemon takes answers back by not
+-- listening any more.
+local function note(number, place, deadline)
+  local line = USED .. number .. AT_PLACE[place]
   if not notes then
     notes = connect(deadline)
     -- Whoever listens now may not be the one who prepared the answer.
@@ -705,8 +652,15 @@ local function note(number, deadline)
     notes:settimeout(0, "t")
     line = NOTES .. line
   end
+  if not notes:send(line) then return false end
   turns = turns + 1
-  return notes:send(line) ~= nil
+  return true
+end
+
+local function end_notes()
+  if notes then pcall(notes.close, notes) end
+  notes = nil
+  forget_prepared()
 end
 
 -- Reply --------------------------------------------------------------------------------------------
@@ -732,13 +686,28 @@ local NOTHING = {} -- never written to
 
 -- A message as the user is told it; nil where nothing is left of it.
 local function one_line(message)
-  if #message > MAX_MESSAGE or find(message, "[%c\128-\255]") then
+  if #message > MAX_MESSAGE or not find(message, "^[ -~]*$") then -- the fastest way to ask; mostly it is
     message = as_utf8((gsub(sub(message, 1, MAX_MESSAGE), "%c+", " ")))
   end
   return find(message, "%S") and message or nil
 end
 
--- The fields to set, the token, the message and the whole reply, checked to the last value; or nil and what is wrong.
+-- Whether these fields may be set, and so, whoever may use the partition; or false and why not.
+local function settable(set)
+  for field, value in pairs(set) do
+    if not IS_SETTABLE[field] then return false, "may not set " .. sub(tostring(field), 1, 40) end
+    if not word(value) and (field ~= "partition" or type(value) ~= "string") then
+      return false, "bad value for " .. field
+    end
+  end
+  return true
+end
+
+local function is_token(value)
+  return type(value) == "string" and #value <= 128 and find(value, "^[%w._-]+$") ~= nil
+end
+
+-- The fields to set, the token and the message of a reply, checked to the last value; or nil and what is wrong.
 local function judge(text, part_list)
   local decoded, reply = pcall(json.decode, text)
   if not decoded then return nil, "reply is not JSON" end
@@ -748,7 +717,7 @@ local function judge(text, part_list)
       .. advisor.PROTOCOL .. ": install the hook and the daemon of one release"
   end
   -- The daemon is well and refuses this one request; that must not open the breaker for others.
-  if given(reply, "error") ~= nil then return NOTHING, nil, nil, reply end
+  if given(reply, "error") ~= nil then return NOTHING end
 
   local action, token, message = given(reply, "action") or "keep", given(reply, "token"), given(reply, "message")
   local set = given(reply, "set")
@@ -756,95 +725,79 @@ local function judge(text, part_list)
   if action ~= "keep" and action ~= "rewrite" then return nil, "unknown action" end
   if type(set) ~= "table" then return nil, "set is not an object" end
   if (next(set) ~= nil) ~= (action == "rewrite") then return nil, "action does not fit the fields to set" end
-  if token ~= nil and not (type(token) == "string" and #token <= 128 and find(token, "^[%w._-]+$")) then
-    return nil, "token is not a word"
-  end
+  if token ~= nil and not is_token(token) then return nil, "token is not a word" end
   if message ~= nil then
     if type(message) ~= "string" then return nil, "message is not text" end
     message = one_line(message)
   end
-  for field, value in pairs(set) do
-    if not IS_SETTABLE[field] then return nil, "may not set " .. sub(tostring(field), 1, 40) end
-    if field == "partition" then
-      if type(value) ~= "string" or not usable_partitions(value, part_list) then
-        return nil, "partition is not one that this user may use"
-      end
-    elseif not word(value) then
-      return nil, "bad value for " .. field
-    end
+  local may, why = settable(set)
+  if not may then return nil, why end
+  if set.partition and not usable_partitions(set.partition, part_list) then
+    return nil, "partition is not one that this user may use"
   end
-  return set, token, message, reply
+  return set, token, message
 end
 
--- What follows the head of a prepared answer is mostly known already.
-local HEADLESS = format('{"v":%d', advisor.PROTOCOL)
-local IN_HEAD = { "token", "number", "after", "until", "follows", "prepared" }
-local MAX_BODIES = 16 * MAX_KINDS
-local bodies, body_count = {}, 0 -- what follows a head → what `judge` found in it
-
--- The message comes last and tells other times now and then: split off, so that the rest need not be decoded again.
-local MESSAGE = ',"message":"'
-
-local function keep_body(text, set, message)
-  if body_count >= MAX_BODIES then bodies, body_count = {}, 0 end
-  local partitions
-  if set.partition then
-    partitions = {}
-    for name in gmatch(set.partition, "[^,]+") do partitions[#partitions + 1] = name end
-  end
-  bodies[text], body_count = { set = set, message = message, partitions = partitions }, body_count + 1
-  return set, message
-end
-
--- The fields to set and the message of what follows a head; nil where it says something that it may not, false where
--- the daemon says that it has no answer.
-local function judge_body(text, part_list)
-  local known = bodies[text]
-  if known then
-    -- Everything else in it has been looked at; which partitions the user may use is not for it to say.
-    local partitions = known.partitions
-    for i = 1, partitions and #partitions or 0 do
-      if part_list[partitions[i]] == nil then return nil end
-    end
-    return known.set, known.message
-  end
-  local begins, ends = find(text, MESSAGE, 1, true)
-  if begins then
-    local message = match(text, '^([^"\\]*)"}$', ends + 1) -- as it is spelled is what it says
-    if message then
-      local set = judge_body(sub(text, 1, begins - 1) .. "}", part_list)
-      if not set then return set end
-      return keep_body(text, set, one_line(message))
-    end
-  end
-  local set, _, message, body = judge(HEADLESS .. text, part_list)
-  if not set then return nil end
-  if given(body, "error") ~= nil then return false end
-  for _, name in ipairs(IN_HEAD) do
-    if body[name] ~= nil then return nil end
-  end
-  return keep_body(text, set, message)
-end
-
--- The answer to this kind that holds now; nil where there is none.
+-- The piece of a row that holds the answer to this submission, and its place there; nil where there is none.
 local function next_answer(row)
-  local answer = row[turns % MAX_ROW + 1]
-  -- Worked out before our last submission, it knows nothing of that one.
-  if not answer or answer.start ~= row.start or answer.after ~= turns then return nil end
-  if answer.follows ~= "0" and answer.follows ~= last_used then return nil end
-  return answer
+  local piece = row[1]
+  while piece and piece.last < turns do
+    remove(row, 1)
+    piece = row[1]
+  end
+  if not piece or turns < piece.after then return nil end
+  local place = turns - piece.after
+  -- Worked out after the one before it, which was not used.
+  if place ~= piece.used then return nil end
+  if place == 0 and piece.follows ~= "0" and piece.follows ~= used_up then return nil end
+  return piece, place
 end
 
--- As `next_answer`, where it is spelled in another way; false where the daemon has none, or where it is nonsense: then
--- the second result tells that.
-local function odd_answer(line, part_list)
-  local set, token, message, answer = judge(line, part_list)
-  if not set then return false, true end
-  if given(answer, "error") ~= nil then return false end
-  local number, follows = given(answer, "number"), given(answer, "follows") or 0
-  if type(number) ~= "number" or given(answer, "after") ~= turns or follows ~= 0 then return false end
-  number = format("%.0f", number)
-  return { number = number, until_ = given(answer, "until"), set = set, token = token, message = message }
+-- So many answers of this piece are used now, the last of them by this submission or the one before. All but what
+-- follows it was worked out without it.
+local function took(row, piece, used)
+  era, used_up = era + 1, piece.after + used > piece.last and piece.number or nil
+  row.era, piece.used = era, used
+end
+
+-- An answer is three values: its token, and which of the sets and messages it has; "" and 0: none.
+local function read_answers(answers, count, sets, says)
+  for at = 1, 3 * count, 3 do
+    local token, set, message = answers[at], answers[at + 1], answers[at + 2]
+    if not (token == "" or is_token(token)) then return false end
+    if not (set == 0 or type(set) == "number" and type(sets[set]) == "table") then return false end
+    if not (message == 0 or type(message) == "number" and says[message] ~= nil) then return false end
+  end
+  return true
+end
+
+-- Takes a piece apart and checks it to the last value, but for which partitions the user may use: all at once, which is
+-- faster than one by one when they are needed. Whether it is as it should be.
+local function read_piece(piece)
+  local decoded, told = pcall(json.decode, piece.line)
+  if not decoded then return false end
+  local sets, says, answers = told.sets, told.says, told.answers
+  if type(sets) ~= "table" or type(says) ~= "table" or type(answers) ~= "table" then return false end
+  for i = 1, #sets do
+    if type(sets[i]) ~= "table" or not settable(sets[i]) then return false end
+  end
+  for i = 1, #says do
+    if type(says[i]) ~= "string" then return false end
+    says[i] = one_line(says[i]) or false
+  end
+  if not read_answers(answers, piece.last - piece.after + 1, sets, says) then return false end
+  piece.line, piece.sets, piece.says, piece.answers = false, sets, says, answers
+  return true
+end
+
+-- What stands at a place of a piece: the fields to set, the token and the message; nil where the user may not use the
+-- partition.
+local function read_answer(piece, place, part_list)
+  local answers, at = piece.answers, 3 * place
+  local token, set = answers[at + 1], piece.sets[answers[at + 2]] or NOTHING
+  local partition = set.partition
+  if partition and part_list[partition] == nil and not usable_partitions(partition, part_list) then return nil end
+  return set, token ~= "" and token or nil, piece.says[answers[at + 3]] or nil
 end
 
 -- As `judge`, of the answer that was prepared for this kind; nil where there is none that holds. The daemon is told
@@ -852,61 +805,63 @@ end
 local function use_prepared(kind, part_list, now, deadline, only_new)
   local row = kind.row
   if not row or row.era ~= era then return nil end
-  local answer, set, message, nonsense
-  if row.odd then
-    answer, nonsense = odd_answer(row.odd, part_list)
-    if answer then set, message = answer.set, answer.message end
-  else
-    answer = next_answer(row)
-    if answer then
-      set, message = judge_body(answer.body, part_list)
-      nonsense = set == nil
-    end
-  end
-  if nonsense then disconnect() end -- who prepares it is asked anew
-  if not answer or not set then return nil end
-  local until_ = answer.until_
-  -- The clock may have been set back.
-  if type(until_) ~= "number" or not (now < until_ and until_ - now <= MAX_AHEAD) then return nil end
-  if only_new and until_ - now < RENEWED then return nil end
-  if not note(answer.number, deadline) then
-    disconnect()
+  local piece, place = next_answer(row)
+  if not piece then return nil end
+  local set, token, message
+  if not piece.line or read_piece(piece) then set, token, message = read_answer(piece, place, part_list) end
+  if not set then
+    disconnect() -- nonsense: who prepares it is asked anew
     return nil
   end
-  -- All but what follows it was worked out without this one.
-  era, last_used = era + 1, answer.number
-  row.era, answer.start, row.odd = era, nil, nil
-  return set, answer.token, message
+  local left = piece.until_ - now
+  -- The clock may have been set back.
+  if not (left > 0 and left <= MAX_AHEAD) then return nil end
+  if only_new and left < RENEWED then return nil end
+  if not note(piece.number, place, deadline) then
+    end_notes()
+    return nil
+  end
+  took(row, piece, place + 1)
+  return set, token, message
 end
 
 -- Job ----------------------------------------------------------------------------------------------
 
 local function put(job_desc, field, value) job_desc[field] = value end
 
+-- The environment comes last because a variable that was not there cannot be taken away again.
 local function put_everything(job_desc, set, comment, environment, token)
-  for field, value in pairs(set) do job_desc[field] = value end
+  for field, value in next, set do job_desc[field] = value end
   if comment then job_desc.admin_comment = comment end
   if token and environment then environment.ADVISOR_TOKEN = token end
 end
 
--- Sets every field or none: true, or false and why. The environment comes last because a variable
--- that was not there cannot be taken away again.
+-- What was put before something could not be.
+local function take_back(job_desc, told, set, comment, already)
+  for field in pairs(set) do pcall(put, job_desc, field, told[PLACE[field]] or "") end -- "": Slurm's "not given"
+  if comment then pcall(put, job_desc, "admin_comment", already or "") end
+end
+
+-- Sets every field or none: true, or false and why.
 local function apply(job_desc, told, set, token, environment)
   local already, comment
   if token then
-    -- A space apart from what the site's own rules wrote there.
-    already = job_desc.admin_comment
-    local kept = type(already) == "string" and already ~= "" and already .. " " or ""
-    comment = kept .. "advisor=" .. token
+    already, comment = job_desc.admin_comment, "advisor=" .. token
+    if already and already ~= "" then comment = already .. " " .. comment end -- what the site's own rules wrote there
   end
   local done, why = pcall(put_everything, job_desc, set, comment, environment, token)
-  if done then return true end
-  for field in pairs(set) do pcall(put, job_desc, field, told[PLACE[field]] or "") end -- "": Slurm's "not given"
-  if comment then pcall(put, job_desc, "admin_comment", already or "") end
-  return false, why
+  if not done then take_back(job_desc, told, set, comment, already) end
+  return done, why
 end
 
-local function tell_user(text) pcall(slurm_table().log_user, "%s", text) end
+-- slurmctld's log_user puts a text together and calls this.
+local function tell_user(text)
+  if slurm.user_msg then
+    pcall(slurm.user_msg, text)
+  else
+    pcall(slurm.log_user, "%s", text)
+  end
+end
 
 -- Submission ---------------------------------------------------------------------------------------
 
@@ -941,8 +896,8 @@ local function complain(why)
   log("log_error", "job passes unchanged: " .. tostring(why))
 end
 
-local function switched_off()
-  local file = io.open(settings.disable_file)
+-- Whether jobs are left alone; `file`: the open disable file, where there is one.
+local function switched_off(file)
   if file then file:close() end
   local off = file ~= nil
   if off ~= disabled then
@@ -952,16 +907,101 @@ local function switched_off()
   return off
 end
 
-local function consult(job_desc, part_list, submit_uid)
-  if not json or switched_off() then return end
-  local now = gettime()
+-- The short way ------------------------------------------------------------------------------------
+
+--[[ Users submit the same script again and again: then most submissions are like the one before, and the answer is at
+hand. slurmctld comes every few milliseconds and finds memory cold that others have used meanwhile, so the time goes by
+how many places of it are touched: what is needed stands together here, and little else is called. The first difference
+ends it, before anything is done; then the submission goes the ordinary way.
+]]
+local go_short_way, enter_short_way, leave_short_way
+do
+  local next_of, call, put_all, tell, nothing = next, pcall, put_everything, slurm.user_msg, NOTHING
+  local fields, last_field, at_place = {}, SIMPLE, AT_PLACE
+  for n = 1, SIMPLE do fields[n] = FIELDS[n] end
+  local uid_at, cpu_memory_at, memory_at = SIMPLE + 4, SIMPLE + 1, MEMORY
+  local variable, variables, last_told = ENVIRONMENT, #ENVIRONMENT, TOLD
+  local known, script, names, row, piece, answers, sets, says, begins, notes_to
+  local place, count, first = 0, 0, 0 -- the next answer, how many there are, and the first that was taken here
+  local since, good_until = 0, 0
+
+  -- Whether the submission was answered.
+  function go_short_way(job_desc, part_list, now)
+    if place == count or now < since or now >= good_until then return false end
+    local as = known
+    if job_desc.user_id ~= as[uid_at] then return false end
+    for i = 1, last_field do
+      if (job_desc[fields[i]] or false) ~= as[i] then return false end
+    end
+    if not as[memory_at] and (job_desc.min_mem_per_cpu or false) ~= as[cpu_memory_at] then return false end
+    if job_desc.script ~= script then return false end
+    local environment = false
+    if script then
+      environment = job_desc.environment
+      for i = 1, variables do
+        if (environment[variable[i]] or false) ~= as[last_told + i] then return false end
+      end
+    end
+    local n = 0
+    for name in next_of, part_list do
+      n = n + 1
+      if names[n] ~= name then return false end
+    end
+    if names[n + 1] then return false end
+
+    local at = 3 * place
+    local token, set, message = answers[at + 1], sets[answers[at + 2]] or nothing, says[answers[at + 3]]
+    local partition = set.partition
+    if token == "" or partition and part_list[partition] == nil then return false end
+    local already, comment = job_desc.admin_comment, "advisor=" .. token
+    if already and already ~= "" then comment = already .. " " .. comment end
+    if not notes_to:send(begins .. at_place[place]) then return false end
+    place = place + 1
+    local done, why = call(put_all, job_desc, set, comment, environment, token)
+    if not done then
+      take_back(job_desc, as, set, comment, already)
+      complain(why)
+    elseif message then
+      call(tell, message)
+    end
+    return true
+  end
+
+  -- From now on, as long as what comes is of this kind and answers of the piece that was used just now are left.
+  function enter_short_way(kind, now)
+    row, known = kind.row, kind.values
+    piece, script = row[1], known.script
+    if not tell or not script or not piece or piece.line or row.era ~= era then return end
+    if script == true then script = nil end -- srun and salloc have none
+    names, answers, sets, says, notes_to = list_names, piece.answers, piece.sets, piece.says, notes
+    begins = USED .. piece.number
+    place, count = piece.used, piece.last - piece.after + 1
+    first = place
+    -- Then what is kept for all requests is read again, and answers that are old are looked for anew.
+    local read = partitions_read < defaults.read and partitions_read or defaults.read
+    since, good_until = now, piece.until_ - RENEWED
+    if read + KEEP_PARTITIONS < good_until then good_until = read + KEEP_PARTITIONS end
+    if names_read + KEEP_NAMES < good_until then good_until = names_read + KEEP_NAMES end
+  end
+
+  -- Before anything else is done: what was taken on the short way is known on the other.
+  function leave_short_way()
+    if place > first then
+      turns = turns + place - first
+      took(row, piece, place)
+    end
+    place, count, first = 0, 0, 0
+  end
+end
+
+local function go_ordinary_way(job_desc, part_list, submit_uid, now)
+  leave_short_way()
   if opened and fresh(opened, settings.breaker_seconds, now) then return end
-  if type(part_list) ~= "table" then part_list = {} end
   local deadline = now + settings.timeout_ms / 1000
-  -- An answer that is there may have been taken back in the meantime, and the daemon books it all the same. That the
-  -- daemon is gone shows where it cannot be told that the answer is used.
-  local looks = latest_after < turns or not fresh(looked, LOOK_AGAIN, now)
-  if looks then look(now) end
+  -- As long as answers are there, what else has come is not looked at. That they were taken back, or that the daemon is
+  -- gone, shows where it cannot be told that one is used.
+  local looks = latest_after < turns
+  if looks then look() end
   local knocked, kept = 0, connection ~= nil
   if latest_after < turns then -- nothing is prepared
     local not_there
@@ -969,26 +1009,21 @@ local function consult(job_desc, part_list, submit_uid)
     if kept == nil then return failed(not_there) end
     knocked = #KNOCK
   end
-  local kind, why
-  local environment, same = read_as_latest(job_desc, part_list, submit_uid, now)
-  if environment ~= nil then
-    kind = latest
-  else
-    environment = read_request(job_desc, part_list, submit_uid, now, same, latest and latest.values)
-    kind, why = kind_of_request(now)
-    if not kind then
-      disconnect() -- the daemon may have the beginning of a request
-      return complain(why)
-    end
+  local environment = read_request(job_desc, part_list, submit_uid, now)
+  local kind, why = kind_of_request()
+  if not kind then
+    disconnect() -- the daemon may have the beginning of a request
+    return complain(why)
   end
 
   local set, token, message
   if knocked == 0 then
     set, token, message = use_prepared(kind, part_list, now, deadline, not looks)
     if not set and not looks then
-      look(now)
+      look()
       set, token, message = use_prepared(kind, part_list, now, deadline)
     end
+    if set then enter_short_way(kind, now) end
   end
   if not set then
     local reply
@@ -1009,14 +1044,23 @@ local function consult(job_desc, part_list, submit_uid)
   if message then tell_user(message) end
 end
 
+local function consult(job_desc, part_list, submit_uid)
+  local file = open(settings.disable_file)
+  if (file or disabled) and switched_off(file) or not json then return end
+  local now = gettime()
+  part_list = part_list or NOTHING
+  if not go_short_way(job_desc, part_list, now) then go_ordinary_way(job_desc, part_list, submit_uid, now) end
+end
+
 -- Called by the site's slurm_job_submit, after its own rules. Always slurm.SUCCESS.
 function advisor.submit(job_desc, part_list, submit_uid)
   local done, why = pcall(consult, job_desc, part_list, submit_uid)
   if not done then
+    pcall(leave_short_way)
     pcall(disconnect) -- an answer may be under way
     pcall(complain, why)
   end
-  return slurm_table().SUCCESS or 0
+  return SUCCESS
 end
 
 -- Optional, once, after loading: advisor.configure{ timeout_ms = 50 }. A value that cannot be is logged
@@ -1033,6 +1077,7 @@ function advisor.configure(changes)
       settings[name] = value
     end
   end
+  leave_short_way()
   disconnect()
 end
 

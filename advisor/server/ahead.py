@@ -30,21 +30,23 @@ from typing import Protocol
 import msgspec
 
 from advisor import protocol
-from advisor.server.audience import MAX_KINDS, Audience, Handed
+from advisor.server.audience import MAX_KINDS, PACE_S, Audience, Handed
 from advisor.server.preparing import Prepared, Preparing
 from advisor.server.watcher import LOOK_S, PAUSE_S, Watcher
 
 # A request that did not come again for so long is prepared for no more.
 KEEP_S = 60.0
-GOOD_S = 2.0  # after half of it a row is worked out anew: the hook counts on that (RENEWED)
+GOOD_S = 10.0
+RENEW_S = PACE_S  # after so long a row is worked out anew: the hook counts on that (RENEWED)
 # So long may be spent on preparing after a decision. Whoever asks meanwhile waits for the one answer that is just being
 # worked out, and where a policy takes long, only the latest kinds are prepared for.
 ROUND_US = 5000.0
 # After so many of one kind in a row the next one is mostly of that kind too: the others' turn comes when no submission
 # has come for a while. Else up to eight answers would be worked out, and read by the hook, for each that is used.
 IN_A_ROW, REST_S = 3, 0.05
-# So many answers to it are there at most, and not more than were used; half of them used, and others follow.
-MAX_ROW = 16
+# So many answers to it are there at most, and not more than were used; when a quarter of them is left, others follow.
+MAX_ROW, REFILL = 64, 4
+MAX_SAID = 16 * 1024  # characters that the user is told in so many answers; the hook reads no more than 64 KiB at once
 # Nobody looks for notes any more this long after the last answer was good; found out that often.
 OVER_S, ASK_OVER_S = 0.5, 0.25
 # Answers that one hook may still use; more than its kinds, as new ones replace some that it may just be reading.
@@ -71,6 +73,10 @@ class Hearer(Protocol):
         """Of that connection; -1 where it is closed."""
         ...
 
+    def end_notes(self) -> None:
+        """Lets nothing more come on that connection; what has come is still there to be looked at."""
+        ...
+
 
 class Ahead:
     """What is prepared, for all hooks that are connected. Belongs to the event loop."""
@@ -80,6 +86,7 @@ class Ahead:
         self._settle = settle  # reads the notes, and completes what they tell of
         self._audiences: dict[Hearer, Audience] = {}
         self._notes: dict[Hearer, int] = {}  # → the watched file descriptor
+        self._notes_of: dict[Hearer, Hearer] = {}  # where each hook notes what it uses, once it has
         self._watcher = Watcher(settle)
         self._due: deque[tuple[Hearer, int]] = deque()
         self._under_way: Preparing | None = None
@@ -118,22 +125,26 @@ class Ahead:
                 if number not in self._notes.values():  # by now another connection's
                     self._watcher.forget(number)
 
-    def used(self, number: int) -> tuple[Hearer, Prepared] | None:
-        """Who has used which answer; None where it was never prepared, or has been forgotten."""
+    def used(self, number: int, place: int, notes: Hearer) -> tuple[Hearer, Prepared] | None:
+        """Who has used which answer, noted there; None where it was never prepared, or has been forgotten."""
         for hearer, audience in self._audiences.items():
-            found = audience.used(number)
+            found = audience.used((number, place))
             if found is not None:
+                self._notes_of[hearer] = notes
                 return hearer, found
         return None
 
     def outdated(self, but: Hearer | None = None) -> None:
         """What was prepared does not hold any more, except that one hook knows it by itself; others are told."""
         for hearer, audience in self._audiences.items():
-            # Kept all the same: the hook may be using one right now.
+            # Kept all the same: the hook may have used one just now.
             if hearer is not but:
                 audience.row = None
-                if audience.waiting and not hearer.say(FORGET):
-                    audience.gone = True
+                if audience.waiting:
+                    # Who cannot note that he uses an answer does not use it, and looks at what he was told.
+                    audience.gone = not hearer.say(FORGET)
+                    if (notes := self._notes_of.pop(hearer, None)) is not None:
+                        notes.end_notes()
         self.prepare()
 
     def prepare(self) -> None:
@@ -147,7 +158,8 @@ class Ahead:
             self._rest.cancel()
             self._rest = None
         now = time.monotonic()
-        for hearer, audience in self._audiences.items():
+        by_submission = sorted(self._audiences.items(), key=lambda item: item[1].heard_at, reverse=True)
+        for number, (hearer, audience) in enumerate(by_submission):
             if audience.gone or now - audience.heard_at > GOOD_S:
                 continue
             for kind, (_, seen_at) in list(audience.kinds.items()):
@@ -158,16 +170,22 @@ class Ahead:
                 if len(latest_first) > 1:
                     self._rest = self._rest or asyncio.get_running_loop().call_later(REST_S, self._prepare_the_rest)
                     del latest_first[1:]
-                row = audience.row
-                if row is not None and (not row.unused or now - row.unused[0][1] > GOOD_S / 2):
-                    row = audience.row = None  # worked out anew, before it is too old
-                if row is not None:
-                    latest_first.clear()
-                if row is None or row.ready or len(row) <= _row_size(audience) // 2:
-                    latest_first.append(_ROW)
+                if number == 0:  # any submission of another hook takes rows back
+                    self._go_on_with_row(audience, latest_first, now)
             self._due.extend((hearer, kind) for kind in latest_first)
         self._look_as_often_as_needed()
         self._go_on()
+
+    def _go_on_with_row(self, audience: Audience, due: list[int], now: float) -> None:
+        row = audience.row
+        if row is not None and (not row.unused or now - row.unused[0][1] > RENEW_S):
+            if row.unused:
+                audience.pace //= 2  # more than were needed
+            row = audience.row = None  # worked out anew, before it is too old
+        if row is not None:
+            due.clear()
+        if row is None or row.ready or len(row) <= _row_size(audience) // REFILL:
+            due.append(_ROW)
 
     def _prepare_the_rest(self) -> None:
         submissions = [audience.heard_at for audience in self._audiences.values()]
@@ -224,12 +242,11 @@ class Ahead:
         for (hearer, audience), prepared in zip(self._for, under_way.answers(), strict=True):
             if prepared is None:
                 continue
-            line = self._put_in_line(audience, prepared, hearer.lines + audience.notes)
-            audience.gone = not hearer.say(line)
+            number = self._hand_over(hearer, audience, [prepared], hearer.lines + audience.notes)
             request = prepared.request
             if audience.in_a_row >= IN_A_ROW and request.row > 1 and request.kind == next(reversed(audience.kinds)):
                 row = under_way.row(prepared)
-                audience.row = Handed(row, self._number, time.monotonic()) if row is not None else None
+                audience.row = Handed(row, number, time.monotonic()) if row is not None else None
         self._spent_us += under_way.took_us - before_us
         self._for.clear()
 
@@ -239,57 +256,53 @@ class Ahead:
         if row is None or audience.gone:
             return
         missing = _row_size(audience) - len(row)
-        if missing > 0 and not row.row.over and self._spent_us < ROUND_US:
+        if missing > 0 and self._goes_on(row):
             prepared = row.row.next()
             if prepared is not None:
-                row.ready.append((prepared, time.monotonic()))
+                row.add(prepared, time.monotonic())
                 self._spent_us += prepared.took_us
-            if missing > 1 and not row.row.over and self._spent_us < ROUND_US:
+            if missing > 1 and self._goes_on(row):
                 self._due.appendleft((hearer, _ROW))
                 return
-        lines = []
-        for prepared, made_at in row.ready:
-            after, age_s = hearer.lines + audience.notes + len(row.unused), time.monotonic() - made_at
-            lines.append(self._put_in_line(audience, prepared, after, row.last, age_s))
-            row.unused.append((self._number, made_at))
-            row.last = self._number
-        row.ready.clear()
-        if lines:
-            audience.gone = not hearer.say(b"".join(lines))
+        if row.ready:
+            age_s = time.monotonic() - row.ready_since
+            after = hearer.lines + audience.notes + len(row.unused)
+            row.handed(self._hand_over(hearer, audience, row.ready, after, row.last, age_s))
         self._look_as_often_as_needed()
 
+    def _goes_on(self, row: Handed) -> bool:
+        return not row.row.over and self._spent_us < ROUND_US and row.said < MAX_SAID
+
     def _look_as_often_as_needed(self) -> None:
-        """What is noted of a row need not be known before half of it is used, however fast that is."""
+        """What is noted of a row need not be known before much of it is used, however fast that is."""
         waiting = [audience for audience in self._audiences.values() if audience.waiting and not audience.gone]
         least = min((len(audience.row.unused) if audience.row else 0 for audience in waiting), default=0)
         self._watcher.pause_s = LOOK_S * max(least / 2, 1.0)
 
-    def _put_in_line(
-        self, audience: Audience, prepared: Prepared, after: int, follows: int = 0, age_s: float = 0.0
-    ) -> bytes:
-        """The line that hands an answer over."""
+    def _hand_over(
+        self,
+        hearer: Hearer,
+        audience: Audience,
+        answers: list[Prepared],
+        after: int,
+        follows: int = 0,
+        age_s: float = 0.0,
+    ) -> int:
+        """Sends answers ahead, each to be used after the one before; their number."""
         self._number += 1
-        while len(audience.waiting) >= _MAX_WAITING:
-            del audience.waiting[next(iter(audience.waiting))]
-        audience.waiting[self._number] = prepared
-        reply = prepared.verdict.reply()
-        line = protocol.PreparedReply(
-            v=protocol.VERSION,
-            prepared=prepared.request.kind,
-            number=self._number,
-            after=after,
-            until=round(time.time() + GOOD_S - age_s, 3),
-            follows=follows if prepared.request.row > 1 else None,
-            token=reply.token,
-            action=reply.action,
-            set=reply.set,
-            message=reply.message,
+        for place, prepared in enumerate(answers):
+            while len(audience.waiting) >= _MAX_WAITING:
+                del audience.waiting[next(iter(audience.waiting))]
+            audience.waiting[self._number, place] = prepared
+        until = time.time() + GOOD_S - age_s
+        audience.gone = not hearer.say(
+            self._encoder.encode(_in_a_row(answers, after, self._number, follows, until)) + b"\n"
         )
         self._look_until = time.monotonic() + GOOD_S + OVER_S
         if self.looking is None:
             self.looking = asyncio.get_running_loop().call_later(ASK_OVER_S, self._ask_whether_over)
             self._watcher.begin()
-        return self._encoder.encode(line) + b"\n"
+        return self._number
 
     def _ask_whether_over(self) -> None:
         self.looking = None
@@ -304,8 +317,34 @@ class Ahead:
             audience.row = None
             if audience.gone:
                 del self._audiences[hearer]
+                self._notes_of.pop(hearer, None)
 
 
 def _row_size(audience: Audience) -> int:
+    """Not more than were used so far, nor than will be used before they are worked out anew."""
     request, _ = audience.kinds[next(reversed(audience.kinds))]
-    return min(request.row, MAX_ROW, audience.in_a_row + 1)
+    return min(request.row, MAX_ROW, audience.in_a_row + 1, audience.pace + 1)
+
+
+def _in_a_row(answers: list[Prepared], after: int, number: int, follows: int, until: float) -> protocol.PreparedRow:
+    sets: list[dict[str, str]] = []
+    says: dict[str, int] = {}
+    told: list[str | int] = []
+    for prepared in answers:
+        reply = prepared.verdict.reply()
+        if reply.set and reply.set not in sets:  # mostly one of the last few
+            sets.append(reply.set)
+        said = says.setdefault(reply.message, len(says) + 1) if reply.message else 0
+        told += (reply.token or "", sets.index(reply.set) + 1 if reply.set else 0, said)
+    return protocol.PreparedRow(
+        v=protocol.VERSION,
+        prepared=answers[0].request.kind,
+        after=after,
+        count=len(answers),
+        number=number,
+        follows=follows,
+        until=round(until, 3),
+        sets=sets,
+        says=list(says),
+        answers=told,
+    )

@@ -219,6 +219,12 @@ class Connection(asyncio.BufferedProtocol):
         """Of the socket that is looked at; -1 when it is closed."""
         return self._socket.fileno() if self._socket is not None else -1
 
+    def end_notes(self) -> None:
+        """Lets nothing more come; whoever sends finds that out at once. What has come is found by `look`."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # closed by the peer
+                self._socket.shutdown(socket.SHUT_RD)
+
     async def finish(self) -> None:
         """Closes once the answer under way is sent, and what was noted is read."""
         if self._quiet:
@@ -283,7 +289,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answer(self, line: bytes) -> None:
         self.lines += 1
-        if not self._shared.took_others(self, line):
+        if self._quiet or not self._shared.took_others(self, line):
             self.respond(self._shared.answer(line, time.perf_counter(), self))
 
     def respond(self, answer: Answer | Awaitable[Answer]) -> None:

@@ -108,7 +108,7 @@ class HotPath:
         `hearer`: where answers to the submissions that follow may be sent ahead.
         """
         if hearer is not None and line.startswith(_USED):
-            return self._used(line)
+            return self._used(line, hearer)
         try:
             request = self._submit.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -175,16 +175,16 @@ class HotPath:
         self._unfinished = finish
         return Answer(reply, self.settle)
 
-    def _used(self, line: bytes) -> Answer:
+    def _used(self, line: bytes, notes: Hearer) -> Answer:
         """A submission has come and gone, with an answer that was prepared for it."""
         try:
-            number = self._note.decode(line).number
+            note = self._note.decode(line)
         except msgspec.MsgspecError as error:
             return self._garbage(str(error))
         self._finish()
         self._counters.submissions += 1
         self._used_in_all += 1
-        used = self._ahead.used(number)
+        used = self._ahead.used(note.number, note.place, notes)
         if used is None:
             self._counters.unknown_notes += 1
             self._sparingly.say(logging.ERROR, "note", "a hook used an answer that was not prepared for it")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hook_ends import LUA, Daemon, Slurmctld
+from prepared_answers import AS_ASKED, Preparing
 
 from advisor import resources
 
@@ -46,3 +47,16 @@ def start_slurmctld(tmp_path: Path) -> Iterator[Callable[..., Slurmctld]]:
 @pytest.fixture
 def slurmctld(start_slurmctld: Callable[..., Slurmctld]) -> Slurmctld:
     return start_slurmctld()
+
+
+@pytest.fixture
+def preparing(daemon: Daemon) -> Preparing:
+    return Preparing(daemon)
+
+
+@pytest.fixture
+def asked_once(preparing: Preparing, slurmctld: Slurmctld) -> Slurmctld:
+    """A slurmctld that has asked for one job, which the daemon knows as kind 1."""
+    assert slurmctld.submit().fields == AS_ASKED
+    assert [request["kind"] for request in preparing.asked] == [1]
+    return slurmctld

@@ -24,7 +24,8 @@ local slurm = slurm
 for _, level in ipairs { "error", "info", "verbose", "debug", "debug2" } do
   slurm["log_" .. level] = function(...) logged[#logged + 1] = level .. ": " .. string.format(unpack({ ... })) end
 end
-slurm.log_user = function(...) told[#told + 1] = string.format(unpack({ ... })) end
+slurm.user_msg = function(text) told[#told + 1] = text end
+slurm.log_user = function(...) slurm.user_msg(string.format(unpack({ ... }))) end
 
 local function checkstring(value, field) -- luaL_checkstring
   if type(value) == "number" then return tostring(value) end
@@ -100,7 +101,7 @@ local function answer(command)
   end
   if command.break_log then
     slurm.log_error = function() error("log is broken") end
-    slurm.log_info, slurm.log_user = slurm.log_error, slurm.log_error
+    slurm.log_info, slurm.log_user, slurm.user_msg = slurm.log_error, slurm.log_error, slurm.log_error
     return {}
   end
   local returned, rc

@@ -4,7 +4,6 @@ with such an answer ever reaches a job."""
 from __future__ import annotations
 
 import contextlib
-import json
 import resource
 import socket
 import time
@@ -13,80 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hook_ends import PARTITIONS, REWRITE, UNCHANGED, Daemon, Slurmctld, line
+from hook_ends import PARTITIONS, REWRITE, UNCHANGED, Slurmctld, line
+from prepared_answers import AS_ASKED, AS_PREPARED, ASKED, TOLD, V100, Preparing, compact, handed, prepared
 
 from tests.server.daemons import Daemon as RealDaemon
 from tests.server.daemons import wait_until
-
-ASKED = {"v": 1, "token": "asked", "action": "rewrite", "set": {"partition": "a100"}}
-AS_ASKED = {**UNCHANGED, "partition": "a100", "admin_comment": "advisor=asked"}
-AS_PREPARED = {
-    **UNCHANGED,
-    "partition": "v100",
-    "tres_per_node": "gres/gpu:v100:1",
-    "admin_comment": "advisor=ahead",
-}
-
-
-LOOK_AGAIN_S = 0.06  # while answers are there, the hook looks for others every 50 ms
-
-
-def compact(message: dict[str, Any]) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
-
-
-TAKEN_BACK = compact({"v": 1, "prepared": 0})
-
-
-def prepared(kind: int = 1, after: int = 1, number: int = 7, good_s: float = 2.0, **changes: Any) -> bytes:
-    """As the daemon sends it: what it is stands in front."""
-    head = {"v": 1, "prepared": kind, "number": number, "after": after, "until": round(time.time() + good_s, 3)}
-    return compact({**head, "token": "ahead", **{key: REWRITE[key] for key in ("action", "set")}, **changes})
-
-
-class Preparing:
-    """A daemon that answers what it is asked, and takes notes; what it sends unasked, a test says."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self.daemon = daemon
-        self.asked: list[dict[str, Any]] = []
-        self.used: list[int] = []
-        self.reply = line(ASKED)
-        self.hook: socket.socket | None = None  # the connection on which it was asked last
-        daemon.behaviour = self._answer
-
-    def _answer(self, peer: socket.socket, request: bytes) -> None:
-        told = json.loads(request)
-        if told["op"] == "used":
-            self.used.append(told["number"])
-        elif told["op"] == "submit":
-            self.hook = peer
-            self.asked.append(told)
-            peer.sendall(self.reply)
-
-    def say(self, text: bytes) -> None:
-        assert self.hook is not None
-        self.hook.sendall(text)
-
-    def noted(self, *numbers: int) -> bool:
-        """Whether these answers, in this order and no others, were used; notes come by themselves."""
-        until = time.monotonic() + 10
-        while len(self.used) < len(numbers) and time.monotonic() < until:
-            time.sleep(0.005)
-        return self.used == list(numbers)
-
-
-@pytest.fixture
-def preparing(daemon: Daemon) -> Preparing:
-    return Preparing(daemon)
-
-
-@pytest.fixture
-def asked_once(preparing: Preparing, slurmctld: Slurmctld) -> Slurmctld:
-    """A slurmctld that has asked for one job, which the daemon knows as kind 1."""
-    assert slurmctld.submit().fields == AS_ASKED
-    assert [request["kind"] for request in preparing.asked] == [1]
-    return slurmctld
 
 
 def test_the_next_job_like_it_takes_the_prepared_answer_and_nobody_is_asked(
@@ -121,7 +51,6 @@ def test_a_burst_of_answers_of_which_many_are_new_takes_each_as_it_is(
     assert len(preparing.asked) == 1
 
 
-V100 = PARTITIONS["v100"]
 CHANGES: dict[str, dict[str, Any]] = {
     "a limit": {"partitions": {**PARTITIONS, "v100": {**V100, "max_time": 60}}},
     "a limit that was none": {"partitions": {**PARTITIONS, "v100": {**V100, "max_mem_per_node": 1000}}},
@@ -175,13 +104,6 @@ def test_an_answer_like_the_last_one_but_for_its_message_tells_its_own(
     assert preparing.noted(*range(100, 105)) and len(preparing.asked) == 1
 
 
-def test_an_answer_with_its_fields_in_another_order_is_taken(preparing: Preparing, asked_once: Slurmctld) -> None:
-    said = json.loads(prepared())
-    preparing.say(compact({"v": 1, "prepared": 1, **{key: said[key] for key in reversed(said)}}))
-    assert asked_once.submit().fields == AS_PREPARED
-    assert preparing.noted(7)
-
-
 def test_an_answer_that_was_good_before_is_not_taken_with_another_list_of_partitions(
     preparing: Preparing, asked_once: Slurmctld
 ) -> None:
@@ -231,9 +153,9 @@ def test_a_long_reply_costs_no_more_than_its_length(preparing: Preparing, slurmc
 
 
 def test_an_answer_that_changes_nothing_only_marks_the_job(preparing: Preparing, asked_once: Slurmctld) -> None:
-    preparing.say(prepared(action="keep", set={}))
+    preparing.say(prepared(set={}))
     assert asked_once.submit().fields == {**UNCHANGED, "admin_comment": "advisor=ahead"}
-    preparing.say(prepared(action="keep", set={}, token=None, after=2, number=8))
+    preparing.say(prepared(set={}, token="", after=2, number=8))
     assert asked_once.submit().fields == UNCHANGED
     assert preparing.noted(7, 8)
 
@@ -257,20 +179,6 @@ def test_another_job_never_gets_it(preparing: Preparing, asked_once: Slurmctld, 
     assert [request["kind"] for request in preparing.asked] == [1, 2]
     assert asked_once.submit().fields == AS_ASKED  # and is outdated for the one that it was meant for
     assert preparing.used == []
-
-
-TOLD: dict[str, Any] = {
-    **dict.fromkeys(
-        ("features", "partition", "tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket"), "x"
-    ),
-    **dict.fromkeys(("name", "prefer", "licenses", "reservation", "req_nodes", "exc_nodes", "clusters"), "x"),
-    **dict.fromkeys(("cpus_per_tres", "mem_per_tres", "dependency", "array_inx", "comment", "extra"), "x"),
-    **dict.fromkeys(("time_limit", "time_min", "min_cpus", "num_tasks", "min_nodes", "max_nodes"), 3),
-    **dict.fromkeys(("het_job_offset", "cpus_per_task", "ntasks_per_node", "ntasks_per_tres", "shared"), 3),
-    **dict.fromkeys(("begin_time", "min_mem_per_node", "min_mem_per_cpu", "user_id"), 3),
-    **dict.fromkeys(("account", "qos"), "x"),
-    "script": "#!/bin/sh\n#ADVISOR app: x\n",
-}
 
 
 def test_a_job_that_differs_from_the_last_one_in_any_field_that_is_told_is_another_job(
@@ -307,10 +215,8 @@ NOT_GOOD: dict[str, Callable[[], bytes]] = {
     "good for longer than any may be": lambda: prepared(good_s=60),
     "worked out before the last submission": lambda: prepared(after=0),
     "worked out after one that was never made": lambda: prepared(after=2),
-    "no number": lambda: prepared(number="7"),  # type: ignore[arg-type]
     "for another kind": lambda: prepared(kind=2),
     "taken back": lambda: prepared() + compact({"v": 1, "prepared": 0}),
-    "refused": lambda: prepared(error="no"),
 }
 
 
@@ -326,24 +232,36 @@ def test_an_answer_that_does_not_hold_is_passed_over_and_the_daemon_asked(
 
 
 NONSENSE: dict[str, bytes] = {
-    "not JSON": b'{"v":1,"prepared":1,garbage}\n',
-    "cut short": prepared()[:60] + b"\n",
+    "not JSON": prepared()[:-2] + b"garbage}\n",
+    "no head": b'{"v":1,"prepared":1,garbage}\n',
+    "cut short": prepared()[:100] + b"\n",
     "half a line": prepared()[:60],
     "a line and a half": prepared() + prepared()[:60],
     "another version": prepared().replace(b'{"v":1', b'{"v":2'),
     "not of this protocol": b"hello\n",
+    "its head in another order": b'{"prepared":1,"v":1' + prepared()[len(b'{"v":1,"prepared":1') :],
     "a reply that nobody asked for": line(REWRITE),
-    "unknown action": prepared(action="reject"),
-    "fields to set but keep": prepared(action="keep"),
+    "no number": prepared(number="7"),  # type: ignore[arg-type]
     "a field that may not change": prepared(set={"time_limit": "1"}),
+    "a value with a space": prepared(set={"tres_per_node": "a b"}),
+    "a value that is a number": prepared(set={"partition": 1}),
+    "fields in a list": prepared(set=["v100"]),
     "a partition the user may not use": prepared(set={"partition": "secret"}),
     "token with a space": prepared(token="a b"),
+    "token is a number": prepared(token=7),
+    "token is null": prepared(token=None),
     "a token that is too long": prepared(token="a" * 129),
-    "a second token": prepared().replace(b'"action"', b'"token":"b","action"'),
-    "a second number": prepared().replace(b'"action"', b'"number":8,"action"'),
     "message is a list": prepared(message=["x"]),
-    "deeply nested": b'{"v":1,"prepared":1,"set":' + b"[" * 5000 + b"]" * 5000 + b"}\n",
-    "without end": b'{"v":1,"prepared":1,"message":"' + b"x" * 70000,
+    "none": handed([]),
+    "more than are kept": handed([{"token": "ahead"}] * 65),
+    "fewer than it says": handed([{"token": "ahead"}], count=2),
+    "no answers": handed([{"token": "ahead"}], answers=None),
+    "answers in a text": handed([{"token": "ahead"}], answers="ahead"),
+    "sets of something else": handed([{"token": "ahead"}], answers=["ahead", 1, 0]),
+    "says of something else": handed([{"token": "ahead"}], answers=["ahead", 0, 1]),
+    "sets that are no number": handed([{"token": "ahead"}], answers=["ahead", "x", 0]),
+    "deeply nested": prepared()[:-2] + b',"x":' + b"[" * 5000 + b"]" * 5000 + b"}\n",
+    "without end": prepared()[:-2] + b"x" * 70000,
     "NUL bytes": b"\x00" * 50 + b"\n",
 }
 
@@ -362,7 +280,7 @@ def test_after_nonsense_the_daemon_is_asked_on_a_new_connection(
 def test_a_daemon_that_always_prepares_nonsense_is_asked_for_every_job(
     preparing: Preparing, slurmctld: Slurmctld
 ) -> None:
-    preparing.reply = line(ASKED) + prepared(action="reject")
+    preparing.reply = line(ASKED) + prepared(set={"time_limit": "1"})
     for _ in range(10):
         outcome = slurmctld.submit()
         assert outcome.fields == AS_ASKED and outcome.logged == []
@@ -397,8 +315,7 @@ def test_a_daemon_restarted_after_preparing_is_asked(preparing: Preparing, asked
 def test_what_cannot_be_noted_is_not_used(preparing: Preparing, asked_once: Slurmctld) -> None:
     preparing.say(prepared())
     preparing.daemon.path.rename(preparing.daemon.path.with_suffix(".away"))  # no second connection can be made
-    outcome = asked_once.submit()
-    assert outcome.accepted and outcome.fields == UNCHANGED
+    assert asked_once.submit().fields == AS_ASKED
     assert preparing.used == []
 
 
@@ -506,134 +423,3 @@ def test_the_real_daemon_prepares_what_the_real_hook_uses_and_its_log_has_every_
         daemon.close()
     assert sorted(tokens) == sorted(row[0] for row in daemon.query("select token from decisions"))
     assert len(set(tokens)) == 12
-
-
-def row(count: int, after: int = 1, number: int = 100, follows: int = 0, **changes: Any) -> bytes:
-    """So many answers to one kind, each to be used after the one before."""
-    lines = []
-    for n in range(count):
-        said = json.loads(prepared(after=after + n, number=number + n, token=f"t{number + n}", **changes))
-        head = {key: said.pop(key) for key in ("v", "prepared", "number", "after", "until")}
-        lines.append(compact({**head, "follows": follows if n == 0 else number + n - 1, **said}))
-    return b"".join(lines)
-
-
-def test_a_request_says_how_many_answers_in_a_row_are_kept(preparing: Preparing, asked_once: Slurmctld) -> None:
-    assert preparing.asked[0]["row"] == 16
-
-
-def test_a_row_is_taken_one_by_one_and_goes_on_where_more_of_it_comes(
-    preparing: Preparing, asked_once: Slurmctld
-) -> None:
-    preparing.say(row(16))
-    tokens = []
-    for n in range(60):
-        if n and n % 8 == 0:  # half of it is used
-            preparing.say(row(8, after=9 + n, number=108 + n, follows=107 + n))
-        outcome = asked_once.submit()
-        assert outcome.fields["partition"] == "v100"
-        tokens.append(outcome.fields["admin_comment"])
-    assert tokens == [f"advisor=t{100 + n}" for n in range(60)]
-    assert preparing.noted(*range(100, 160)) and len(preparing.asked) == 1
-
-
-def test_a_row_that_was_taken_back_is_not_taken_any_further(preparing: Preparing, asked_once: Slurmctld) -> None:
-    preparing.say(row(8))
-    for n in range(3):
-        assert asked_once.submit().fields["admin_comment"] == f"advisor=t{100 + n}"
-    preparing.say(TAKEN_BACK)
-    time.sleep(LOOK_AGAIN_S)
-    assert asked_once.submit().fields == AS_ASKED
-    assert asked_once.submit().fields == AS_ASKED  # nor after that
-    assert preparing.noted(100, 101, 102) and len(preparing.asked) == 3
-
-
-@pytest.mark.parametrize(
-    "unasked", [TAKEN_BACK, line(REWRITE), b"x", b"\n"], ids=["taken back", "late", "half", "empty"]
-)
-def test_another_job_in_the_middle_of_a_row_gets_its_own_answer_whatever_came_just_before(
-    preparing: Preparing, asked_once: Slurmctld, unasked: bytes
-) -> None:
-    preparing.say(row(8))
-    assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
-    preparing.say(unasked)
-    other = {**UNCHANGED, "name": "other"}
-    assert asked_once.submit(other).fields == {**AS_ASKED, "name": "other"}
-    assert asked_once.submit().fields == AS_ASKED
-    assert preparing.noted(100)
-
-
-def test_a_row_of_which_the_daemon_may_no_longer_be_told_is_not_taken(
-    preparing: Preparing, asked_once: Slurmctld
-) -> None:
-    preparing.say(row(8))
-    assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
-    assert preparing.noted(100)
-    preparing.daemon.stop()
-    assert asked_once.submit().fields == UNCHANGED
-    preparing.daemon.start()
-    assert asked_once.submit().fields == AS_ASKED
-
-
-def test_another_job_ends_a_row(preparing: Preparing, asked_once: Slurmctld) -> None:
-    preparing.say(row(8) + prepared(kind=2, after=2, number=50))
-    assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
-    assert asked_once.submit({**UNCHANGED, "name": "other"}).fields["admin_comment"] == "advisor=asked"
-    assert asked_once.submit().fields == AS_ASKED
-    assert preparing.noted(100) and len(preparing.asked) == 3
-
-
-def test_a_row_for_each_of_two_kinds_ends_with_the_first_use_of_the_other(
-    preparing: Preparing, asked_once: Slurmctld
-) -> None:
-    other = {**UNCHANGED, "name": "other"}
-    asked_once.submit(other)
-    preparing.say(row(4, after=2) + row(4, after=2, number=200, kind=2))
-    assert asked_once.submit(other).fields["admin_comment"] == "advisor=t200"
-    assert asked_once.submit().fields == AS_ASKED
-    assert asked_once.submit(other).fields["admin_comment"] == "advisor=asked"
-    assert preparing.noted(200)
-
-
-def test_what_follows_an_answer_that_was_not_used_is_not_taken(preparing: Preparing, asked_once: Slurmctld) -> None:
-    """As when the daemon works a row out anew while the first of the old one is being used."""
-    preparing.say(row(4))
-    assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
-    preparing.say(row(4, number=200))
-    time.sleep(LOOK_AGAIN_S)
-    assert asked_once.submit().fields == AS_ASKED
-    assert preparing.noted(100)
-
-
-def test_a_new_row_takes_the_place_of_the_old_one(preparing: Preparing, asked_once: Slurmctld) -> None:
-    preparing.say(row(8) + row(2, number=200))
-    for n in range(2):
-        assert asked_once.submit().fields["admin_comment"] == f"advisor=t{200 + n}"
-    assert asked_once.submit().fields == AS_ASKED  # the old row's third was worked out after others
-    assert preparing.noted(200, 201)
-
-
-def test_a_row_of_a_daemon_that_was_restarted_is_not_taken(preparing: Preparing, asked_once: Slurmctld) -> None:
-    preparing.say(row(8))
-    assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
-    assert preparing.noted(100)  # read by now: what it has not read yet is lost where it hangs up
-    preparing.daemon.hang_up()
-    assert asked_once.submit().fields == AS_ASKED
-    assert asked_once.submit().fields == AS_ASKED
-    assert preparing.used == [100]
-
-
-def test_an_answer_in_a_row_that_may_not_be_applied_ends_it(preparing: Preparing, asked_once: Slurmctld) -> None:
-    bad = row(1, after=2, number=101, follows=100, set={"partition": "secret"})
-    preparing.say(row(1) + bad + row(1, after=3, number=102, follows=101))
-    assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
-    assert asked_once.submit().fields == AS_ASKED
-    assert asked_once.submit().fields == AS_ASKED
-    assert preparing.noted(100)
-
-
-def test_an_old_answer_in_a_row_is_passed_over(preparing: Preparing, asked_once: Slurmctld) -> None:
-    preparing.say(row(1) + row(3, after=2, number=101, follows=100, good_s=-0.1))
-    assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
-    assert asked_once.submit().fields == AS_ASKED
-    assert preparing.noted(100)

@@ -30,6 +30,25 @@ def all_kinds_are_prepared(monkeypatch):
     monkeypatch.setattr(module, "ROUND_US", float("inf"))
 
 
+def answers_in(line):
+    """Each answer of a row by itself, as the hook takes it; or what else was told."""
+    told = msgspec.json.decode(line)
+    if told == FORGET:
+        return [told]
+    row = msgspec.json.decode(line, type=protocol.PreparedRow)
+    assert len(row.answers) == 3 * row.count > 0
+    found = []
+    for place, (token, which, said) in enumerate(zip(*(iter(row.answers),) * 3, strict=True)):
+        answer = {"prepared": row.prepared, "number": row.number, "place": place, "until": row.until}
+        answer |= {"after": row.after + place, "token": token, "last": place == row.count - 1}
+        # What the submission before must have used; None: whatever it was.
+        answer["previous"] = (row.number, place - 1) if place else (row.follows, "last") if row.follows else None
+        answer |= {"action": "rewrite", "set": row.sets[which - 1]} if which else {}
+        answer |= {"message": row.says[said - 1]} if said else {}
+        found.append(answer)
+    return found
+
+
 class FakeHook:
     """Both connections of a hook, in the daemon's own loop; it asks, or uses what was prepared, as the real one."""
 
@@ -41,11 +60,14 @@ class FakeHook:
         self.there = True
 
     def say(self, line):
-        self.heard.append(msgspec.json.decode(line))
+        self.heard += answers_in(line)
         return self.there
 
     def look(self):
         return self.there
+
+    def end_notes(self):
+        pass
 
     def ask(self, **fields):
         self.lines += 1
@@ -63,7 +85,8 @@ class FakeHook:
     def use(self, told):
         self.heard.clear()
         self.notes += 1
-        answer = self.hot.answer(b'{"v":1,"op":"used","number":%d}' % told["number"], 0.0, self)
+        note = b'{"v":1,"op":"used","number":%d,"place":%d}' % (told["number"], told["place"])
+        answer = self.hot.answer(note, 0.0, self)
         assert answer.line == b""  # nobody waits for one
         if answer.after is not None:
             answer.after()
@@ -342,8 +365,8 @@ def test_a_note_of_something_never_prepared_is_counted_and_logs_nothing():
         hook.ask()
         await turns()
         told = hook.prepared()
-        hook.use({"number": told["number"] + 17})
-        hook.hot.answer(b'{"v":1,"op":"used","number":"x"}', 0.0, hook)
+        hook.use({"number": told["number"] + 17, "place": 0})
+        hook.hot.answer(b'{"v":1,"op":"used","number":"x","place":0}', 0.0, hook)
         return site
 
     site = play(story)
@@ -458,7 +481,8 @@ class RealHook(Hook):
         super().__exit__(*exc)
 
     def read_told(self):
-        return msgspec.json.decode(self._file.readline())
+        line = self._file.readline()
+        return answers_in(line)[0] if b'"prepared":' in line else msgspec.json.decode(line)
 
     def read(self):
         """The reply; what was told unasked before it is put aside."""
@@ -471,7 +495,7 @@ class RealHook(Hook):
         if self._notes is None:
             self._notes = Hook(self._path)
             self._notes.send(b'{"v":1,"op":"notes"}')
-        self._notes.send(b'{"v":1,"op":"used","number":%d}' % number)
+        self._notes.send(b'{"v":1,"op":"used","number":%d,"place":0}' % number)
 
 
 def prepared_next(hook, after):
@@ -511,6 +535,22 @@ def test_what_was_noted_when_the_daemon_is_stopped_is_in_the_log(make_daemon):
         daemon.signal(signal.SIGCONT)
         assert daemon.process.wait(timeout=20) == 0
     assert daemon.query("select count(*) from decisions where token = ?", told["token"]) == [(1,)]
+
+
+def test_after_somebody_elses_submission_nothing_prepared_before_it_can_be_noted(make_daemon):
+    daemon = make_daemon(slurm={"poll_s": 30}).start()
+    with RealHook(daemon.socket) as hook:
+        hook.ask(submission(kind=1))
+        for n in range(2):
+            hook.note(prepared_next(hook, 1 + n)["number"])
+        told = prepared_next(hook, 3)
+        with Hook(daemon.socket) as other:
+            other.ask(submission(name="other"))
+        daemon.status()  # it has completed that
+        with pytest.raises(ConnectionResetError):
+            hook.note(told["number"])
+    assert daemon.stop() == 0
+    assert daemon.query("select count(*) from decisions") == [(4,)]
 
 
 def test_a_reload_is_told_to_the_hook_before_the_next_job(make_daemon):

@@ -2,7 +2,6 @@
 
 import time
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,9 +9,9 @@ from hypothesis import strategies as st
 from advisor.server import ahead as module
 from advisor.server import audience
 from advisor.settings import Experiment, PolicySettings
-from tests.server.test_ahead import FORGET, FakeHook, play, turns
+from tests.server.test_ahead import FORGET, FakeHook, answers_in, play, turns
 
-ROW = 16
+ROW = 64
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +25,7 @@ class RowHook(FakeHook):
 
     def __init__(self, hot, row=ROW):
         super().__init__(hot)
-        self.row, self.kept, self.last, self.unread, self.writes = row, {}, None, [], 0
+        self.row, self.kept, self.last, self.unread, self.writes = row, {}, (), [], 0
         hot._ahead._notes[self] = -1  # looked at, as a connection for notes is
 
     def fileno(self):
@@ -35,35 +34,36 @@ class RowHook(FakeHook):
     def say(self, lines):
         self.writes += 1
         for line in lines.splitlines():
-            told = msgspec.json.decode(line)
-            self.heard.append(told)
-            if told == FORGET:
-                self.kept.clear()
-                continue
-            if not told.get("follows"):
-                self.kept[told["prepared"]] = {}
-            self.kept.setdefault(told["prepared"], {})[told["after"]] = told
+            for told in answers_in(line):
+                self.heard.append(told)
+                if told == FORGET:
+                    self.kept.clear()
+                    continue
+                if told["previous"] is None:
+                    self.kept[told["prepared"]] = {}
+                self.kept.setdefault(told["prepared"], {})[told["after"]] = told
         return self.there
 
     def look(self):
         unread, self.unread = self.unread, []
-        for number in unread:
-            self.hot.answer(b'{"v":1,"op":"used","number":%d}' % number, 0.0, self)
+        for note in unread:
+            self.hot.answer(b'{"v":1,"op":"used","number":%d,"place":%d}' % note, 0.0, self)
         return self.there
 
     def prepared(self, kind=1):
         told = self.kept.get(kind, {}).get(self.lines + self.notes)
-        return told if told and told.get("follows", 0) in (0, self.last) else None
+        return told if told and (told["previous"] is None or told["previous"] in self.last) else None
 
     def ask(self, **fields):
         self.kept.clear()
-        self.last = None
+        self.last = ()
         return super().ask(row=self.row, **fields)
 
     def use(self, told):
         self.notes += 1
-        self.last = told["number"]
-        self.unread.append(told["number"])
+        used = told["number"], told["place"]
+        self.last = (used, (used[0], "last")) if told["last"] else (used,)
+        self.unread.append(used)
         kept = self.kept.get(told["prepared"], {})
         self.kept = {told["prepared"]: kept}
 
@@ -153,25 +153,30 @@ async def burst(site, hook, count):
         await turns(60)
 
 
+def left_of(hook):
+    """So many answers the hook has."""
+    return sum(after >= hook.lines + hook.notes for after in hook.kept.get(1, ()))
+
+
 def test_rows_are_not_longer_than_what_was_used_and_than_the_hook_keeps():
     async def story(site, hook):
         sizes = []
         for row in (ROW, 5):
             hook = RowHook(site.hot, row)
-            for _ in range(20):
+            for _ in range(100):
                 await burst(site, hook, 1)
-                sizes.append(len(hook.kept[1]) and sum(after >= hook.lines + hook.notes for after in hook.kept[1]))
-        return sizes[:4], max(sizes[:20]), max(sizes[20:])
+                sizes.append(left_of(hook))
+        return sizes[:4], max(sizes[:100]), max(sizes[100:])
 
-    assert play(story) == ([1, 1, 4, 3], ROW - 1, 5)
+    assert play(story) == ([1, 1, 4, 3], ROW, 5)
 
 
 def test_a_hook_that_keeps_one_answer_is_sent_one_at_a_time_as_ever():
     async def story(site, hook):
         hook = RowHook(site.hot, 1)
         await burst(site, hook, 10)
-        assert all("follows" not in told for told in hook.heard)
-        return sum(after >= hook.lines + hook.notes for after in hook.kept[1])
+        assert all(told["previous"] is None and told["last"] for told in hook.heard)
+        return left_of(hook)
 
     assert play(story) == 1
 
@@ -181,24 +186,57 @@ def test_what_follows_holds_only_after_the_one_before_it():
         hook = RowHook(site.hot)
         await burst(site, hook, 12)
         left = [told for after, told in sorted(hook.kept[1].items()) if after >= hook.lines + hook.notes]
-        return [told["number"] for told in left], [told["follows"] for told in left], hook.last
+        places = [{(told["number"], told["place"]), (told["number"], told["last"] and "last")} for told in left]
+        return places, [told["previous"] for told in left], hook.last
 
-    numbers, follows, last = play(story)
-    assert len(numbers) > 4 and follows == [last, *numbers[:-1]]
+    places, previous, last = play(story)
+    assert len(places) > 4 and all(before in used for before, used in zip(previous, [last, *places], strict=False))
 
 
 def test_another_hooks_submission_takes_the_whole_row_back():
     async def story(site, hook):
         hook = RowHook(site.hot)
         await burst(site, hook, 8)
-        before = {told["number"] for told in hook.kept[1].values()}
+        before = {(told["number"], told["place"]) for told in hook.kept[1].values()}
         FakeHook(site.hot).ask(kind=0)
         assert FORGET in hook.heard
         await turns(60)
-        return before, {told["number"] for told in hook.kept[1].values()}
+        return before, {(told["number"], told["place"]) for told in hook.kept[1].values()}
 
     before, after = play(story)
     assert len(after) > 4 and not before & after
+
+
+def test_of_several_hooks_only_the_one_that_submitted_last_gets_a_row():
+    async def story(site, hook):
+        hooks = [RowHook(site.hot) for _ in range(2)]
+        sizes = []
+        for hook in (hooks[0], hooks[1], hooks[0]):
+            await burst(site, hook, 10)
+            await turns(60)
+            sizes.append([left_of(hook) for hook in hooks])
+        return sizes
+
+    first, second, third = play(story)
+    assert first[0] > 1 and second[1] > 1 and third[0] > 1
+    assert first[1] == 0 and second[0] == third[1] == 1
+
+
+def test_what_is_taken_back_cannot_be_noted_any_more_and_only_by_the_hook_that_had_it():
+    async def story(site, hook):
+        ended = []
+        hooks = [RowHook(site.hot) for _ in range(2)]
+        for number, hook in enumerate(hooks):
+            hook.end_notes = lambda number=number: ended.append(number)
+        await burst(site, hooks[0], 8)
+        assert ended == []
+        await burst(site, hooks[1], 1)
+        after_another = list(ended)
+        await burst(site, hooks[1], 3)
+        await site.poll()
+        return after_another, ended
+
+    assert play(story) == ([0], [0, 1])
 
 
 def test_notes_of_a_row_that_was_taken_back_meanwhile_are_logged_and_booked_in_their_order():
@@ -232,30 +270,69 @@ def test_a_job_of_a_workflow_is_prepared_for_one_at_a_time():
     assert play(story) == 1
 
 
-def test_a_row_is_worked_out_anew_before_it_is_too_old(monkeypatch):
-    class Clock:
-        later = 0.0
+class Clock:
+    later = 0.0
 
-        def monotonic(self):
-            return time.monotonic() + self.later
+    def monotonic(self):
+        return time.monotonic() + self.later
 
-        def time(self):
-            return time.time() + self.later
+    def time(self):
+        return time.time() + self.later
 
+
+@pytest.fixture
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(audience, "time", clock)
+    return clock
 
+
+def test_a_row_is_worked_out_anew_before_it_is_too_old(clock):
     async def story(site, hook):
         hook = RowHook(site.hot)
         await burst(site, hook, 8)
         until = hook.prepared()["until"]
         clock.later = module.GOOD_S * 0.75
         await burst(site, hook, 1)
-        return hook.prepared()["until"] - until, hook.prepared()["follows"]
+        return hook.prepared()["until"] - until, hook.prepared()["previous"]
 
-    later_s, follows = play(story)
-    assert later_s > module.GOOD_S / 2 and follows == 0
+    later_s, previous = play(story)
+    assert later_s > module.GOOD_S / 2 and previous is None
+
+
+def test_whoever_submits_seldom_gets_short_rows_and_after_a_burst_they_become_short(clock):
+    async def story(site, hook):
+        hook, sizes = RowHook(site.hot), []
+        for _ in range(12):
+            clock.later += module.RENEW_S / 2
+            await burst(site, hook, 1)
+        sizes.append(left_of(hook))
+        await burst(site, hook, 60)
+        sizes.append(max(left_of(hook), len(hook.kept[1])))
+        for _ in range(12):
+            clock.later += module.RENEW_S / 2
+            await burst(site, hook, 1)
+        return [*sizes, left_of(hook)]
+
+    before, burst_of, after = play(story)
+    assert before <= 4 and burst_of > 30 and after <= 8
+
+
+def test_a_row_that_tells_users_much_comes_in_pieces_that_the_hook_reads(monkeypatch):
+    monkeypatch.setattr(module, "MAX_SAID", 500)
+
+    async def story(site, hook):
+        hook = RowHook(site.hot)
+        await burst(site, hook, 40)
+        said = {}
+        for told in hook.heard:
+            if told != FORGET:
+                said[told["number"]] = said.get(told["number"], 0) + len(told.get("message", ""))
+        return site.counters.prepared, max(said.values())
+
+    prepared, longest = play(story)
+    assert prepared == 39 and 0 < longest < 1000
 
 
 def test_the_control_group_is_drawn_for_each_of_a_row():
