@@ -32,7 +32,7 @@ import msgspec
 from advisor import protocol
 from advisor.server.audience import MAX_KINDS, PACE_S, Audience, Handed
 from advisor.server.preparing import Prepared, Preparing
-from advisor.server.watcher import LOOK_S, PAUSE_S, Watcher
+from advisor.server.watcher import LOOK_S, MOST_S, PAUSE_S, Watcher
 
 # A request that did not come again for so long is prepared for no more.
 KEEP_S = 60.0
@@ -274,10 +274,13 @@ class Ahead:
         return not row.row.over and self._spent_us < ROUND_US and row.said < MAX_SAID
 
     def _look_as_often_as_needed(self) -> None:
-        """What is noted of a row need not be known before much of it is used, however fast that is."""
+        """What is noted of a row need not be known before much of it is used, however fast that is.
+
+        But whoever submits something else waits until all that was noted is completed.
+        """
         waiting = [audience for audience in self._audiences.values() if audience.waiting and not audience.gone]
         least = min((len(audience.row.unused) if audience.row else 0 for audience in waiting), default=0)
-        self._watcher.pause_s = LOOK_S * max(least / 2, 1.0)
+        self._watcher.pause_s = min(max(LOOK_S * least / 2, LOOK_S), MOST_S)
 
     def _hand_over(
         self,

@@ -17,6 +17,7 @@ from collections.abc import Callable
 # Where one answer is prepared: of two submissions of a loop around `sbatch`, 8 ms apart at the least, the second must
 # find its own.
 LOOK_S = 0.005
+MOST_S = 0.1  # where many are
 # So long after its note slurmctld may still be at that submission, and may need the core.
 PAUSE_S = 0.001
 
