@@ -14,7 +14,6 @@ from advisor.performance.queue import build_snapshot
 from advisor.policy.guarded import Guarded
 from advisor.policy.registry import make_policy
 from advisor.server import ahead as module
-from advisor.server import audience
 from advisor.server.counters import Counters
 from advisor.server.hotpath import HotPath
 from advisor.server.succession import Succession
@@ -118,27 +117,6 @@ class Site:
 async def turns(count=20):
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-class Clock:
-    """The daemon's clock, which a test puts forward."""
-
-    def __init__(self):
-        self.ahead_s = 0.0
-
-    def monotonic(self):
-        return time.monotonic() + self.ahead_s
-
-    def time(self):
-        return time.time() + self.ahead_s
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(audience, "time", clock)
-    return clock
 
 
 def play(story, **sections):

@@ -1,13 +1,10 @@
 """Answers to one kind prepared in a row: the same decisions as when each is asked for, however late notes are read."""
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from advisor.server import ahead as module
-from advisor.server import audience
 from advisor.settings import Experiment, PolicySettings
 from tests.server.test_ahead import FORGET, FakeHook, answers_in, play, turns
 
@@ -270,30 +267,12 @@ def test_a_job_of_a_workflow_is_prepared_for_one_at_a_time():
     assert play(story) == 1
 
 
-class Clock:
-    later = 0.0
-
-    def monotonic(self):
-        return time.monotonic() + self.later
-
-    def time(self):
-        return time.time() + self.later
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(audience, "time", clock)
-    return clock
-
-
 def test_a_row_is_worked_out_anew_before_it_is_too_old(clock):
     async def story(site, hook):
         hook = RowHook(site.hot)
         await burst(site, hook, 8)
         until = hook.prepared()["until"]
-        clock.later = module.GOOD_S * 0.75
+        clock.ahead_s = module.GOOD_S * 0.75
         await burst(site, hook, 1)
         return hook.prepared()["until"] - until, hook.prepared()["previous"]
 
@@ -305,13 +284,13 @@ def test_whoever_submits_seldom_gets_short_rows_and_after_a_burst_they_become_sh
     async def story(site, hook):
         hook, sizes = RowHook(site.hot), []
         for _ in range(12):
-            clock.later += module.RENEW_S / 2
+            clock.ahead_s += module.RENEW_S / 2
             await burst(site, hook, 1)
         sizes.append(left_of(hook))
         await burst(site, hook, 60)
         sizes.append(max(left_of(hook), len(hook.kept[1])))
         for _ in range(12):
-            clock.later += module.RENEW_S / 2
+            clock.ahead_s += module.RENEW_S / 2
             await burst(site, hook, 1)
         return [*sizes, left_of(hook)]
 
