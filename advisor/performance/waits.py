@@ -35,14 +35,33 @@ def expected_wait(
     if start == inf:
         return None
     # Only a hole of whichever comes free last can let the job start sooner.
-    if start > now and (gpu if gpu is not None and gpu_tail > tail else cpu).longest >= run_s:
-        start = earliest(
-            windows(cpu.holes, need.cpus, run_s, tail),
-            windows(gpu.holes, need.gpus, run_s, gpu_tail) if gpu is not None else ALWAYS,
-            run_s,
-            now,
-        )
+    if start > now:
+        if gpu is not None and gpu_tail > tail:
+            last, units, other_tail = gpu, need.gpus, tail
+        else:
+            last, units, other_tail = cpu, need.cpus, gpu_tail
+        if last.longest < run_s:
+            pass
+        elif other_tail <= now:
+            start = _first_hole(last, units, run_s, now, start)
+        elif len(found := windows(last.holes, units, run_s, start)) > 1:
+            if last is gpu:
+                others = windows(cpu.holes, need.cpus, run_s, tail)
+            else:
+                others = windows(gpu.holes, need.gpus, run_s, gpu_tail) if gpu is not None else ALWAYS
+            start = earliest(found, others, run_s, now)
     return max(start - now, 0.0)
+
+
+def _first_hole(line: Timeline, units: int, run_s: float, now: float, tail: float) -> float:
+    """When `units` are first free for `run_s`, where nothing else has to be: mostly, and then nothing is put together."""
+    for start, end, count in line.holes:
+        if start >= tail:
+            break
+        begin = max(start, now)
+        if count >= units and end - start >= run_s and begin + run_s <= end:
+            return begin
+    return tail
 
 
 def spanning_wait(snapshot: Snapshot, parts: Sequence[tuple[int, int, Need]], now: float) -> float | None:

@@ -19,7 +19,7 @@ from advisor.dfg.graph import Annotation
 from advisor.performance.snapshot import Snapshot
 from advisor.policy.candidates import Choice, find_candidates
 from advisor.policy.eligibility import LeftAlone, what_is_open
-from advisor.policy.shape import NOTHING_TOLD, ShapeError, read_shape
+from advisor.policy.shape import NOTHING_TOLD, ShapeError, array_tasks, read_shape
 from advisor.protocol import SubmitRequest
 from advisor.settings import Processor, Settings
 
@@ -27,11 +27,11 @@ from advisor.settings import Processor, Settings
 _MAX_TEXT = 16 * 1024
 _MAX_READINGS, _MAX_PLANS = 512, 512
 
-# What does not bear on where a job may go, or only through the annotation, the shape's app and its user.
+# What does not bear on where a job may go, or only through the annotation, the shape's app, its user and its tasks.
 _NOT_PLACING = frozenset(
     {
         "v", "op", "kind", "row", "uid", "user", "name", "prefer", "licenses", "time_min", "dependency", "begin_time",
-        "batch", "script_head", "environment", "comment", "extra", "partitions",
+        "batch", "script_head", "environment", "comment", "extra", "partitions", "array",
     }
 )  # fmt: skip
 _placing = attrgetter(*(name for name in SubmitRequest.__struct_fields__ if name not in _NOT_PLACING))
@@ -186,7 +186,14 @@ def _of_this_job(found: Plan, request: SubmitRequest, reading: Reading) -> Plan:
     shape, note = choice.shape, reading.annotation or NOTHING_TOLD
     app = note.app or request.name or "unnamed"
     user = request.user or str(request.uid)
-    if shape.annotation is note and shape.app == app and shape.user == user:
+    tasks, at_once = array_tasks(request.array)
+    if (
+        shape.annotation is note
+        and shape.app == app
+        and shape.user == user
+        and shape.tasks == tasks
+        and shape.tasks_at_once == at_once
+    ):
         return found
-    shape = msgspec.structs.replace(shape, app=app, user=user, annotation=note)
+    shape = msgspec.structs.replace(shape, app=app, user=user, annotation=note, tasks=tasks, tasks_at_once=at_once)
     return msgspec.structs.replace(found, choice=msgspec.structs.replace(choice, shape=shape))

@@ -81,7 +81,7 @@ def read_shape(request: SubmitRequest, annotation: Annotation | None) -> JobShap
         spare_nodes=_excluded(request.exc_nodes),
     )
     note = annotation or NOTHING_TOLD
-    array_tasks, at_once = _array(request.array)
+    tasks_in_all, at_once = array_tasks(request.array)
     return JobShape(
         app=note.app or request.name or "unnamed",
         user=request.user or str(request.uid),
@@ -92,7 +92,7 @@ def read_shape(request: SubmitRequest, annotation: Annotation | None) -> JobShap
         gpus=gpus,
         gpus_per_node=per_node or per_socket or -(-gpus // nodes),
         time_limit_s=request.time_limit * 60.0 if request.time_limit is not None else None,
-        tasks=array_tasks,
+        tasks=tasks_in_all,
         tasks_at_once=at_once,
         exclusive=demand.exclusive,
         annotation=note,
@@ -101,7 +101,7 @@ def read_shape(request: SubmitRequest, annotation: Annotation | None) -> JobShap
     )
 
 
-def _array(text: str | None) -> tuple[int, int]:
+def array_tasks(text: str | None) -> tuple[int, int]:
     """How many tasks an array has, and how many of them may run at the same time (`0-99%5`)."""
     if not text:
         return 1, 1

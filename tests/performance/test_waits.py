@@ -3,6 +3,7 @@
 import heapq
 from math import inf
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,3 +114,19 @@ def test_a_frozen_timeline_is_short_and_never_promises_too_much(ends):
         assert thawed.tail(units) >= track.tail(units)
     assert thawed.tail(total) == track.tail(total)
     assert thawed.tail(total + 1) == inf
+
+
+@settings(deadline=None, max_examples=300)
+@given(jobs, st.integers(0, 5), st.integers(1, 9), st.integers(1, 90), st.integers(0, 200))
+def test_a_wait_is_read_off_a_timeline_as_it_would_be_scheduled(queue, gpus, cpus, run_s, now):
+    gpu, cpu = Track(4, 0.0), Track(8, 0.0)
+    for units, cores, m in queue:
+        place(gpu if units else None, cpu, need(units, cores), float(m), 0.0)
+    snapshot = build_snapshot(one_pool(gpus=4, jobs=[]), {})
+    tiers = len(snapshot.tiers)
+    snapshot = msgspec.structs.replace(
+        snapshot, gpu_timelines={0: (gpu.freeze(),) * tiers}, cpu_timelines={0: (cpu.freeze(),) * tiers}
+    )
+    begins = start_on(Track.thaw(gpu.freeze()), Track.thaw(cpu.freeze()), need(gpus, cpus), float(run_s), float(now))
+    wait = expected_wait(snapshot, 0, 1, need(gpus, cpus), float(run_s), float(now))
+    assert wait == (None if begins == inf else begins - now)

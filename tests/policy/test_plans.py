@@ -76,6 +76,7 @@ changes = st.one_of(
     st.fixed_dictionaries({"name": st.sampled_from(["x", "y"])}),
     st.fixed_dictionaries({"account": st.sampled_from(["physics", "biology"])}),
     st.fixed_dictionaries({"script_head": st.sampled_from(SCRIPTS)}),
+    st.fixed_dictionaries({"array": st.sampled_from(["0-3", "0-19%2", "7", "0-9%0"])}),
     st.just({"dependency": "afterok:1"}),
     st.just({"op": "advise"}),
 )
@@ -106,7 +107,7 @@ def test_a_decision_is_the_same_with_and_without_what_was_remembered(states, his
         place = (state, history)
         if poll or place not in snapshots:
             snapshots[place] = build_snapshot(states[state], histories[history])
-        line = msgspec.json.encode(site.submission(**kinds[kind], **change))
+        line = msgspec.json.encode(site.submission(**(kinds[kind] | change)))
         config, now = SETTINGS[in_force], site.NOW + number
         remembered = consider(
             decoder.decode(line),
@@ -173,3 +174,16 @@ def test_users_with_other_partitions_do_not_share_a_plan():
     for _ in range(2):
         assert {"restricted/v100", "restricted/p100"} <= names("physics")
         assert not {"restricted/v100", "restricted/p100"} & names("chemistry")
+
+
+def test_arrays_of_one_script_are_each_as_large_as_they_are():
+    plans, config, table, ledger = Plans(), site.settings(), load(), Ledger()
+    policy, snap = make_policy(config), site.snapshot()
+
+    def tasks(array):
+        request = site.submission(partition="k80,p100,v100", array=array, partitions=listed)
+        told = consider(request, snap, ledger, policy, config, random.Random(0), site.NOW, lambda: "t", table, plans)
+        return told.complete().features["tasks"]
+
+    listed = site.part_list()
+    assert [tasks(array) for array in ("0-3", None, "0-99%5", "0-3")] == [4, 1, 100, 4]
