@@ -54,7 +54,7 @@ def expected_wait(
 
 
 def _first_hole(line: Timeline, units: int, run_s: float, now: float, tail: float) -> float:
-    """When `units` are first free for `run_s`, where nothing else has to be: mostly, and then nothing is put together."""
+    """When `units` are first free for `run_s`, where nothing else has to be: mostly so, and quick to find."""
     for start, end, count in line.holes:
         if start >= tail:
             break
