@@ -80,6 +80,8 @@ class Cluster:
         self.script("up", "--slurm", self.release, "--name", self.name, *self._mounts)
         facts = json.loads(self.script("status", "--json").stdout)[self.name]
         self.run_folder, self.etc_folder = Path(facts["run"]), Path(facts["etc"])
+        self.command: list[str] = facts["command"]
+        self._enter: dict[str, list[str]] = facts["users"]
 
     def down(self) -> None:
         self.script("down", "--name", self.name, "--engine")  # the engine only if it was started for the tests
@@ -87,11 +89,9 @@ class Cluster:
     def run(
         self, *words: str, user: str = "root", stdin: str | bytes = "", env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        home = "/" if user == "root" else f"/home/{user}"
-        variables = [part for key, value in (env or {}).items() for part in ("--env", f"{key}={value}")]
-        command = ["docker", "exec", "-i", "--user", user, "--workdir", home, "--env", f"HOME={home}", *variables]
+        variables = ["env", *(f"{key}={value}" for key, value in env.items())] if env else []
         data = stdin.encode() if isinstance(stdin, str) else stdin
-        done = subprocess.run([*command, self.container, *words], input=data, capture_output=True, check=False)
+        done = subprocess.run([*self._enter[user], *variables, *words], input=data, capture_output=True, check=False)
         return subprocess.CompletedProcess(
             done.args, done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         )
@@ -158,7 +158,7 @@ class Site:
                 "disable": str(self.cluster.etc_folder / "disable"),
             },
             "server": {"allowed_users": ["root", str(SLURM_ID)], "socket_group": str(SLURM_ID)},
-            "slurm": {"command": ["docker", "exec", self.cluster.container], "source": "commands", "poll_s": 1},
+            "slurm": {"command": self.cluster.command, "source": "commands", "poll_s": 1},
             "modes": {"default": "enforce"},
             "experiment": {"holdout": 0.0},
             "policy": {"min_gain_s": 5},

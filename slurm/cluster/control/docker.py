@@ -25,7 +25,7 @@ from control.basics import (
     run,
     say,
 )
-from control.kinds import Cluster, home, host_folders
+from control.kinds import Cluster, become, enter, home, host_folders
 
 LABEL = "slurm-advisor.cluster"
 
@@ -106,6 +106,28 @@ class DockerCluster(Cluster):
     def entry(self, user: str, *, terminal: bool = False) -> list[str]:
         options = ["--interactive", *(["--tty"] if terminal else []), "--user", user, "--workdir", home(user)]
         return ["docker", "exec", *options, "--env", f"HOME={home(user)}", "--env", f"USER={user}", self.container]
+
+    def quick_command(self) -> list[str]:
+        """By nsenter where that can be: the engine takes 0.13 s of CPU time for each `exec`, Slurm's commands 0.02."""
+        first = self._first()
+        return enter(first, "/", "HOME=/root") if first else self.command
+
+    def quick_entry(self, user: str) -> list[str]:
+        first = self._first()
+        if not first:
+            return self.entry(user)
+        return [*enter(first, home(user), f"HOME={home(user)}", f"USER={user}"), *become(user)]
+
+    def _first(self) -> int | None:
+        """Its first process, where the caller may enter beside it: as root, with the engine on this host."""
+        if os.geteuid() != 0 or not shutil.which("nsenter"):
+            return None
+        told = run("docker", "inspect", "--format", "{{.State.Pid}} {{.Id}}", self.container).stdout.split()
+        try:
+            known = Path(f"/proc/{told[0]}/cgroup").read_text()
+        except (IndexError, OSError):
+            return None
+        return int(told[0]) if told[1] in known else None
 
     def place(self) -> dict[str, str]:
         return {"container": self.container}

@@ -31,13 +31,12 @@ from control.basics import (
     run,
     say,
 )
-from control.kinds import Cluster, home, host_folders
+from control.kinds import Cluster, become, enter, home, host_folders
 
 ROOTS = STATE / "roots"
 FIRST = Path(__file__).resolve().parent / "first.py"
 # --kill-child: whoever ends unshare ends the cluster as well, instead of leaving it behind without a parent.
 APART = ("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child")
-PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def check() -> None:
@@ -159,15 +158,9 @@ class HostCluster(Cluster):
             return None
         return int(pid) if _born(int(pid)) == born else None
 
-    def _enter(self, folder: str, *variables: str) -> list[str]:
-        apart = ("--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd")
-        # Nothing of the caller's environment: a site's SLURM_CONF would lead out of the cluster.
-        clean = ("env", "-i", "-C", folder, PATH, "LC_ALL=C.UTF-8", *variables)
-        return ["nsenter", "--target", str(self._first or 0), *apart, *clean]
-
     @property
     def command(self) -> list[str]:
-        return self._enter("/", "HOME=/root")
+        return enter(self._first or 0, "/", "HOME=/root")
 
     def entry(self, user: str, *, terminal: bool = False) -> list[str]:
         if os.geteuid() != 0:
@@ -178,8 +171,7 @@ class HostCluster(Cluster):
         variables = [f"HOME={folder}", f"USER={user}"]
         if terminal:
             variables.append(f"TERM={os.environ.get('TERM', 'dumb')}")
-        who = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
-        return [*self._enter(folder, *variables), *who]
+        return [*enter(self._first, folder, *variables), *become(user)]
 
     def place(self) -> dict[str, str]:
         return {"root": str(self.folder / "root")}

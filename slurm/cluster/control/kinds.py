@@ -13,6 +13,7 @@ from control.basics import STATE, Failure, run
 SLURM_ID = 64030
 READY = "/run/services.ready"
 USERS = ("root", "alice", "bob")
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Cluster(ABC):
@@ -32,6 +33,14 @@ class Cluster(ABC):
     @abstractmethod
     def entry(self, user: str, *, terminal: bool = False) -> list[str]:
         """The same for a user, in that user's home, with standard input passed on."""
+
+    def quick_command(self) -> list[str]:
+        """As `command`, for a program that calls Slurm's commands again and again."""
+        return self.command
+
+    def quick_entry(self, user: str) -> list[str]:
+        """As `entry`, likewise."""
+        return self.entry(user)
 
     @abstractmethod
     def place(self) -> dict[str, str]:
@@ -77,16 +86,29 @@ class Cluster(ABC):
             **self.place(),
             "run": self.run_folder,
             "etc": self.etc_folder,
-            "command": self.command,
+            "command": self.quick_command(),
             "users": self._entries(),
         }
 
     def _entries(self) -> dict[str, list[str]]:
-        """`entry` of each user; empty where the caller may not enter, or nothing runs."""
+        """`quick_entry` of each user; empty where the caller may not enter, or nothing runs."""
         try:
-            return {user: self.entry(user) for user in USERS} if self.state == "running" else {}
+            return {user: self.quick_entry(user) for user in USERS} if self.state == "running" else {}
         except Failure:
             return {}
+
+
+def enter(first: int, folder: str, *variables: str) -> list[str]:
+    """The words before a command that run it beside the process `first`, as root; what it may do stays the host's."""
+    apart = ("--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd")
+    # Nothing of the caller's environment: a site's SLURM_CONF would lead out of the cluster.
+    clean = ("env", "-i", "-C", folder, PATH, "LC_ALL=C.UTF-8", *variables)
+    return ["nsenter", "--target", str(first), *apart, *clean]
+
+
+def become(user: str) -> list[str]:
+    """The words before a command that make a user of root."""
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
 
 
 def home(user: str) -> str:
