@@ -35,21 +35,16 @@ def expected_wait(
     if start == inf:
         return None
     # Only a hole of whichever comes free last can let the job start sooner.
-    if start > now:
-        if gpu is not None and gpu_tail > tail:
-            last, units, other_tail = gpu, need.gpus, tail
-        else:
-            last, units, other_tail = cpu, need.cpus, gpu_tail
-        if last.longest < run_s:
-            pass
-        elif other_tail <= now:
+    other: Timeline | None
+    if gpu is not None and gpu_tail > tail:
+        last, units, other, other_units, other_tail = gpu, need.gpus, cpu, need.cpus, tail
+    else:
+        last, units, other, other_units, other_tail = cpu, need.cpus, gpu, need.gpus, gpu_tail
+    if start > now and last.longest >= run_s:
+        if other is None or other_tail <= now:
             start = _first_hole(last, units, run_s, now, start)
         elif len(found := windows(last.holes, units, run_s, start)) > 1:
-            if last is gpu:
-                others = windows(cpu.holes, need.cpus, run_s, tail)
-            else:
-                others = windows(gpu.holes, need.gpus, run_s, gpu_tail) if gpu is not None else ALWAYS
-            start = earliest(found, others, run_s, now)
+            start = earliest(found, windows(other.holes, other_units, run_s, other_tail), run_s, now)
     return max(start - now, 0.0)
 
 
