@@ -125,6 +125,7 @@ class Ledger:
         self._bookings: list[Booking] = []
         self._foreseen: dict[tuple[str, int], _Applied] = {}  # token, pool → what was worked out on the last branch
         self._foresees = False
+        self._tiers: dict[int, tuple[int, ...]] = {}  # pool → those of its timelines that somebody may look at
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -146,7 +147,7 @@ class Ledger:
         kept = [booking for booking in self._bookings if not _settled(booking, snapshot, seen)]
         if self._base is not None and _pools_differ(self._base, snapshot):
             kept = []  # indices mean other nodes now; the next poll knows these jobs
-        self._base = snapshot
+        self._base, self._tiers = snapshot, {}
         self._view = msgspec.structs.replace(
             snapshot, gpu_timelines=dict(snapshot.gpu_timelines), cpu_timelines=dict(snapshot.cpu_timelines)
         )
@@ -198,6 +199,14 @@ class Ledger:
             return []
         return [booking for booking in self._bookings[first:] if not _settled(booking, snapshot, snapshot.tokens)]
 
+    def _tiers_of(self, view: Snapshot, pool: int) -> tuple[int, ...]:
+        found = self._tiers.get(pool)
+        if found is None:
+            listed = [view.partitions.get(name) for name in view.pools[pool].partitions]
+            at = {view.tier_index(partition.priority_tier) for partition in listed if partition is not None}
+            found = self._tiers[pool] = tuple(sorted(at))
+        return found
+
     def _apply(self, booking: Booking) -> None:
         view = self._view
         if view is None:
@@ -218,8 +227,11 @@ class Ledger:
                     view.gpu_timelines[pool] = known.gpu_after
                 return
         gpu_lines, cpu_lines = list(gpu_before), list(cpu_before)
-        # Whoever comes later at the same or a lower tier finds this job ahead.
-        for tier in range(first, len(view.tiers)):
+        # Whoever comes later at the same or a lower tier finds this job ahead; nobody comes at a tier that none of the
+        # pool's partitions has.
+        for tier in self._tiers_of(view, pool):
+            if tier < first:
+                continue
             cpu = Track.thaw(cpu_lines[tier])
             gpu = Track.thaw(gpu_lines[tier]) if need.gpus else None
             place(gpu, cpu, need, booking.run_s, max(booking.booked_at, booking.not_before), booking.tasks)

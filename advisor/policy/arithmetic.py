@@ -20,7 +20,7 @@ from advisor.performance.slowdowns import value
 from advisor.performance.snapshot import Pool, Snapshot
 from advisor.performance.told import Told
 from advisor.performance.wait_model import corrected
-from advisor.performance.waits import spanning_wait
+from advisor.performance.waits import expected_wait, spanning_wait
 from advisor.policy.interface import Candidate, JobShape, Prediction, Scored, Share
 from advisor.policy.words import duration, starts
 from advisor.settings import Processor
@@ -94,6 +94,8 @@ class EarliestFinish:
                         estimate = estimates[processor] = self._estimate(shape, processor, snapshot, routes.reference)
                     if spans:
                         looked_up = spanning_wait(snapshot, _parts(candidates[number], snapshot, index), now)
+                    elif shape.tasks_at_once == 1:
+                        looked_up = expected_wait(snapshot, index, tier, need, estimate.seconds, now)
                     else:
                         way = Way(index, tier, need, estimate.seconds)
                         looked_up = mean_wait(snapshot, way, now, shape.tasks_at_once)
