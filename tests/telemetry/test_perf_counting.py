@@ -1,5 +1,6 @@
 """Real perf on real processes; and a perf that is missing, forbidden, or does not know an event."""
 
+import contextlib
 import os
 import shutil
 import stat
@@ -35,6 +36,23 @@ def said(notes):
     return {(note.subject, note.what) for note in notes.take()}
 
 
+def counts(perf, seconds):
+    """Lets every perf that was begun count for so long: on a busy machine one takes longer to start than to count."""
+    until = time.monotonic() + 60
+    for run, _ in perf._runs:
+        process = run._process
+        while process.poll() is None and not any("perf_event" in name for name in open_files(process.pid)):
+            assert time.monotonic() < until, "perf does not begin to count"
+            time.sleep(0.01)
+    time.sleep(seconds)
+
+
+def open_files(pid):
+    for link in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            yield str(link.readlink())
+
+
 def program(folder, text):
     """A perf that prints this and fails."""
     (folder / "said").write_text(text)
@@ -49,7 +67,7 @@ def test_a_jobs_processes_are_counted_over_the_period(busy):
     notes = Notes()
     perf = PerfStat(Rotation(events_wanted(INTEL)), notes)
     perf.begin({7: Target(pids=(busy.pid,))})
-    time.sleep(0.5)
+    counts(perf, 0.5)
     counted = {reading.event: reading for reading in perf.end()[7]}
     assert counted["page-faults"].value > 100
     assert counted["task-clock"].value > 10
@@ -74,7 +92,7 @@ def test_jobs_with_cgroups_are_counted_by_one_perf_each_by_itself():
         (names[1] / "cgroup.procs").write_text(str(process.pid))
         perf = PerfStat(Rotation([]), Notes())
         perf.begin({key: Target(cgroup=str(folder.relative_to(V2))) for key, folder in names.items()})
-        time.sleep(0.5)
+        counts(perf, 0.5)
         counted = perf.end()
         assert {r.event: r.value for r in counted[1]}["page-faults"] > 100
         assert {r.missing for r in counted[2]} == {"not counted"}
@@ -93,7 +111,7 @@ def test_what_this_node_does_not_have_is_noted_once_and_not_asked_for_again(busy
     perf = PerfStat(rotation, notes)
     for _ in range(2):
         perf.begin({1: Target(pids=(busy.pid,))})
-        time.sleep(0.2)
+        counts(perf, 0.2)
         assert {r.event for r in perf.end()[1] if r.value is not None} >= {"page-faults", "task-clock"}
     found = said(notes)
     assert ("perf.no-such-event", "unknown event") in found
