@@ -94,7 +94,7 @@ class EarliestFinish:
                         estimate = estimates[processor] = self._estimate(shape, processor, snapshot, routes.reference)
                     if spans:
                         looked_up = spanning_wait(snapshot, _parts(candidates[number], snapshot, index), now)
-                    elif shape.tasks_at_once == 1:
+                    elif shape.tasks_at_once == 1:  # as `mean_wait` would, dozens of times for a decision
                         looked_up = expected_wait(snapshot, index, tier, need, estimate.seconds, now)
                     else:
                         way = Way(index, tier, need, estimate.seconds)
