@@ -60,7 +60,7 @@ local byte, find, format, gmatch, gsub, match, sub =
 local concat, remove = table.concat, table.remove
 -- What every submission calls: each name that has to be looked up, and each function of C besides, is some memory more
 -- that slurmctld finds cold, ten milliseconds after the last submission.
-local next, open, pcall = next, io.open, pcall
+local next, open, pcall, remove_file = next, io.open, pcall, os.remove
 
 -- Every request begins with this. Where nothing is prepared it is sent before the rest is known, so that the daemon
 -- wakes up meanwhile.
@@ -325,13 +325,16 @@ end
 -- What the submission at hand tells, by place in FIELDS; false: not given.
 local values = {}
 
-local last_script, last_head -- of the last job that was not too long to be kept: users submit alike jobs
+local head_of
+do
+  local last_script, last_head -- of the last job that was not too long to be kept: users submit alike jobs
 
-local function head_of(script)
-  if script == last_script then return last_head end
-  local head = comment_block(script) or false
-  if #script <= MAX_KIND then last_script, last_head = script, head end
-  return head
+  function head_of(script)
+    if script == last_script then return last_head end
+    local head = comment_block(script) or false
+    if #script <= MAX_KIND then last_script, last_head = script, head end
+    return head
+  end
 end
 
 -- Reads what a request tells. The environment of a batch job, false for srun and salloc.
@@ -361,19 +364,22 @@ local function read_request(job_desc, part_list, submit_uid, now)
 end
 
 -- Texts as JSON. Users submit alike jobs, so the same few come again; forgotten when there are many.
-local KEEP_BYTES = 256 * KIB
-local quoted, quoted_bytes = {}, 0
+local quote
+do
+  local KEEP_BYTES = 256 * KIB
+  local quoted, quoted_bytes = {}, 0
 
-local function quote(value, longest)
-  local text = #value <= longest and quoted[value]
-  if text then return text end
-  text = json.encode(text_of(value, longest))
-  if #value <= longest then
-    quoted_bytes = quoted_bytes + #value + #text
-    if quoted_bytes > KEEP_BYTES then quoted, quoted_bytes = {}, #value + #text end
-    quoted[value] = text
+  function quote(value, longest)
+    local text = #value <= longest and quoted[value]
+    if text then return text end
+    text = json.encode(text_of(value, longest))
+    if #value <= longest then
+      quoted_bytes = quoted_bytes + #value + #text
+      if quoted_bytes > KEEP_BYTES then quoted, quoted_bytes = {}, #value + #text end
+      quoted[value] = text
+    end
+    return text
   end
-  return text
 end
 
 -- A request is put together here, piece by piece. The table is kept: what a submission leaves behind, slurmctld's
@@ -896,8 +902,29 @@ local function complain(why)
   log("log_error", "job passes unchanged: " .. tostring(why))
 end
 
--- Whether jobs are left alone; `file`: the open disable file, where there is one.
-local function switched_off(file)
+--[[ Whether the disable file is surely not there, as it mostly is: asked at every submission, for half of what opening
+it takes. A path that ends in "/." names nothing that can be removed (unlink and rmdir refuse it, whatever stands
+there), but the kernel goes along it and says where it ends: "no such file" where there is none. Whatever else it says,
+the file is opened, which decides.
+]]
+local surely_absent, look_for_disable_file
+do
+  local NO_SUCH_FILE = 2
+  local path, known_words -- the latter are kept, so that Lua finds them again instead of making them anew
+
+  function look_for_disable_file() path = settings.disable_file .. "/." end
+  look_for_disable_file()
+
+  function surely_absent()
+    local _, words, code = remove_file(path)
+    if words ~= known_words then known_words = words end
+    return code == NO_SUCH_FILE
+  end
+end
+
+-- Whether jobs are left alone.
+local function switched_off()
+  local file = open(settings.disable_file)
   if file then file:close() end
   local off = file ~= nil
   if off ~= disabled then
@@ -925,21 +952,45 @@ do
   local place, count, first = 0, 0, 0 -- the next answer, how many there are, and the first that was taken here
   local since, good_until = 0, 0
 
+  --[[ The functions that slurmctld's tables call (22.05 to 26.05 have them as globals). Past the tables, the job is not
+  looked up anew for each field, and no table is made for its environment: a seventh of the short way. Where a release
+  lacks one, or the site's own script hands over a table that it made itself, the tables are read as ever. ]]
+  local field_of, variable_of, set_variable =
+    rawget(_G, "_get_job_req_field_name"), rawget(_G, "_get_job_env_field_name"), rawget(_G, "_set_job_env_field")
+  local all_there = type(field_of) == "function" and type(variable_of) == "function"
+    and type(set_variable) == "function"
+  local behind, kind_of_value = getmetatable, type
+
+  local function at(of, name) return of[name] end
+
+  local function put_past_tables(job_desc, set, comment, has_environment, token)
+    for field, value in next_of, set do job_desc[field] = value end
+    job_desc.admin_comment = comment
+    if has_environment then set_variable(job_desc, "ADVISOR_TOKEN", token) end
+  end
+
   -- Whether the submission was answered.
   function go_short_way(job_desc, part_list, now)
     if place == count or now < since or now >= good_until then return false end
-    local as = known
-    if job_desc.user_id ~= as[uid_at] then return false end
-    for i = 1, last_field do
-      if (job_desc[fields[i]] or false) ~= as[i] then return false end
+    local as, of, read, read_variable, put_it = known, job_desc, at, at, put_all
+    if all_there then
+      local meta = behind(job_desc)
+      local job = kind_of_value(meta) == "table" and meta._job_desc
+      if kind_of_value(job) == "userdata" then
+        of, read, read_variable, put_it = job, field_of, variable_of, put_past_tables
+      end
     end
-    if not as[memory_at] and (job_desc.min_mem_per_cpu or false) ~= as[cpu_memory_at] then return false end
-    if job_desc.script ~= script then return false end
+    if read(of, "user_id") ~= as[uid_at] then return false end
+    for i = 1, last_field do
+      if (read(of, fields[i]) or false) ~= as[i] then return false end
+    end
+    if not as[memory_at] and (read(of, "min_mem_per_cpu") or false) ~= as[cpu_memory_at] then return false end
+    if read(of, "script") ~= script then return false end
     local environment = false
     if script then
-      environment = job_desc.environment
+      environment = read == at and job_desc.environment or of
       for i = 1, variables do
-        if (environment[variable[i]] or false) ~= as[last_told + i] then return false end
+        if (read_variable(environment, variable[i]) or false) ~= as[last_told + i] then return false end
       end
     end
     local n = 0
@@ -949,15 +1000,15 @@ do
     end
     if names[n + 1] then return false end
 
-    local at = 3 * place
-    local token, set, message = answers[at + 1], sets[answers[at + 2]] or nothing, says[answers[at + 3]]
+    local begin = 3 * place
+    local token, set, message = answers[begin + 1], sets[answers[begin + 2]] or nothing, says[answers[begin + 3]]
     local partition = set.partition
     if token == "" or partition and part_list[partition] == nil then return false end
-    local already, comment = job_desc.admin_comment, "advisor=" .. token
+    local already, comment = read(of, "admin_comment"), "advisor=" .. token
     if already and already ~= "" then comment = already .. " " .. comment end
     if not notes_to:send(begins .. at_place[place]) then return false end
     place = place + 1
-    local done, why = call(put_all, job_desc, set, comment, environment, token)
+    local done, why = call(put_it, job_desc, set, comment, environment, token)
     if not done then
       take_back(job_desc, as, set, comment, already)
       complain(why)
@@ -1045,8 +1096,7 @@ local function go_ordinary_way(job_desc, part_list, submit_uid, now)
 end
 
 local function consult(job_desc, part_list, submit_uid)
-  local file = open(settings.disable_file)
-  if (file or disabled) and switched_off(file) or not json then return end
+  if (disabled or not surely_absent()) and switched_off() or not json then return end
   local now = gettime()
   part_list = part_list or NOTHING
   if not go_short_way(job_desc, part_list, now) then go_ordinary_way(job_desc, part_list, submit_uid, now) end
@@ -1077,6 +1127,7 @@ function advisor.configure(changes)
       settings[name] = value
     end
   end
+  look_for_disable_file()
   leave_short_way()
   disconnect()
 end

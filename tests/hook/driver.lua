@@ -2,7 +2,8 @@
 
 The tables have the same metatables as those of job_submit_lua.c: `job_desc` is empty and answers through
 __index and __newindex, strings set to "" become "not given", unknown fields read as nil and cannot be
-set, the environment can only be asked by name. Usage: lua driver.lua FOLDER_OF_ADVISOR [HIDDEN_MODULE...]
+set, the environment can only be asked by name. The functions behind these tables are globals, as they are there.
+Usage: lua driver.lua FOLDER_OF_ADVISOR [HIDDEN...], where HIDDEN is a module or one of these globals.
 ]]
 
 local json = require("cjson").new()
@@ -63,14 +64,39 @@ local function environment_of(job, environment)
   })
 end
 
+-- The globals take what the metatable keeps of a job, a pointer: any userdata will do, for one job at a time.
+local POINTER, current = io.stdout, nil
+
+function _get_job_req_field_name(pointer, name)
+  assert(pointer == POINTER and type(name) == "string")
+  return current.read(name)
+end
+
+function _get_job_env_field_name(pointer, name)
+  assert(pointer == POINTER)
+  return environment_of(current.job, current.job.environment)[name]
+end
+
+function _set_job_env_field(job_desc, name, value)
+  assert(getmetatable(job_desc)._job_desc == POINTER)
+  environment_of(current.job, current.job.environment)[name] = value
+end
+
+for i = 2, #arg do rawset(_G, arg[i], nil) end
+
 local function job_desc_of(job)
   local fields = job.fields
-  local meta = {}
-  function meta.__index(_, name)
+  local meta = { _job_desc = not job.wrapped and POINTER or nil }
+  local function read(name)
     if job.unreadable == name then error("unreadable: " .. name) end
     if name == "environment" then return environment_of(job, job.environment) end
     if fields[name] ~= nil then return fields[name] end
     return UNSET[name]
+  end
+  current = { job = job, read = read }
+  function meta.__index(_, name)
+    if job.unreadable_tables then error("unreadable: its tables") end
+    return read(name)
   end
   function meta.__newindex(_, name, value)
     if job.refuses == name then error("refused: " .. name) end

@@ -115,6 +115,57 @@ def test_the_disable_file_works_from_the_next_submission_on(
     assert len(on.logged) == 1
 
 
+def _folder(path: Path) -> None:
+    path.mkdir()
+    (path / "kept").touch()
+
+
+def _link(path: Path) -> None:
+    path.with_name("elsewhere").write_text("kept")
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("make", [Path.touch, lambda path: path.write_text("kept"), _folder, _link])
+def test_whatever_stands_in_the_disable_files_place_switches_off_and_is_still_there_after(
+    daemon: Daemon, slurmctld: Slurmctld, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    daemon.behaviour = always(line(REWRITE))
+    make(tmp_path / "disable")
+
+    def listed() -> list[tuple[str, int]]:
+        return sorted((str(path), path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
+
+    before = listed()
+    assert slurmctld.submit(times=3).fields == UNCHANGED and daemon.requests == []
+    assert listed() == before
+
+
+@pytest.mark.parametrize("make", [None, lambda path: path.symlink_to("nowhere"), "in a folder that is a file"])
+def test_without_a_disable_file_jobs_are_asked_about_whatever_its_folder_is(
+    daemon: Daemon, slurmctld: Slurmctld, tmp_path: Path, make: Callable[[Path], None] | str | None
+) -> None:
+    daemon.behaviour = always(line(REWRITE))
+    if callable(make):
+        make(tmp_path / "disable")
+    elif make:
+        (tmp_path / "file").touch()
+        slurmctld.configure(disable_file=str(tmp_path / "file" / "disable"))
+    else:
+        slurmctld.configure(disable_file=str(tmp_path / "no" / "such" / "disable"))
+    assert slurmctld.submit().fields["partition"] == "v100"
+
+
+def test_another_disable_file_holds_as_soon_as_it_is_configured(
+    daemon: Daemon, slurmctld: Slurmctld, tmp_path: Path
+) -> None:
+    daemon.behaviour = always(line(REWRITE))
+    (tmp_path / "another").touch()
+    slurmctld.configure(disable_file=str(tmp_path / "another"))
+    assert slurmctld.submit().fields == UNCHANGED
+    (tmp_path / "another").unlink()
+    assert slurmctld.submit().fields["partition"] == "v100"
+
+
 def test_while_it_is_switched_off_an_absent_daemon_is_not_missed(
     daemon: Daemon, slurmctld: Slurmctld, tmp_path: Path
 ) -> None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hook_ends import PARTITIONS, REWRITE, UNCHANGED, Slurmctld, line
 from prepared_answers import AS_ASKED, AS_PREPARED, TAKEN_BACK, TOLD, V100, Preparing, prepared, row
+
+FUNCTIONS = ("_get_job_req_field_name", "_get_job_env_field_name", "_set_job_env_field")
+
+
+@pytest.fixture(params=[(), FUNCTIONS], ids=["by slurmctld's functions", "by its tables"])
+def slurmctld(start_slurmctld: Callable[..., Slurmctld], request: pytest.FixtureRequest) -> Slurmctld:
+    """Everything here holds whichever way a job like the last one is read."""
+    return start_slurmctld(*request.param)
 
 
 def test_a_request_says_how_many_answers_in_a_row_are_kept(preparing: Preparing, asked_once: Slurmctld) -> None:
@@ -249,3 +258,39 @@ def test_an_old_answer_in_a_row_is_passed_over(preparing: Preparing, asked_once:
     assert asked_once.submit().fields["admin_comment"] == "advisor=t100"
     assert asked_once.submit().fields == AS_ASKED
     assert preparing.noted(100)
+
+
+def test_a_job_like_the_last_one_is_read_by_slurmctlds_own_functions(
+    preparing: Preparing, start_slurmctld: Callable[..., Slurmctld]
+) -> None:
+    slurmctld = start_slurmctld()
+    assert slurmctld.submit().fields == AS_ASKED
+    preparing.say(row(8))
+    assert slurmctld.submit().fields["admin_comment"] == "advisor=t100"
+    outcome = slurmctld.submit(unreadable_tables=True)
+    assert outcome.fields["admin_comment"] == "advisor=t101" and outcome.environment == {"ADVISOR_TOKEN": "t101"}
+
+
+@pytest.mark.parametrize("hidden", FUNCTIONS)
+def test_where_one_of_these_functions_is_missing_its_tables_are_read(
+    preparing: Preparing, start_slurmctld: Callable[..., Slurmctld], hidden: str
+) -> None:
+    slurmctld = start_slurmctld(hidden)
+    assert slurmctld.submit().fields == AS_ASKED
+    preparing.say(row(8))
+    for n in range(3):
+        assert slurmctld.submit().fields["admin_comment"] == f"advisor=t{100 + n}"
+    assert len(preparing.asked) == 1
+
+
+def test_a_table_that_the_sites_own_script_made_is_read_as_it_is(
+    preparing: Preparing, start_slurmctld: Callable[..., Slurmctld]
+) -> None:
+    slurmctld = start_slurmctld()
+    assert slurmctld.submit(wrapped=True).fields == AS_ASKED
+    preparing.say(row(8))
+    for n in range(4):
+        outcome = slurmctld.submit(wrapped=n % 2 == 0)  # slurmctld's own again in between
+        assert outcome.fields["admin_comment"] == f"advisor=t{100 + n}"
+        assert outcome.environment == {"ADVISOR_TOKEN": f"t{100 + n}"}
+    assert len(preparing.asked) == 1
