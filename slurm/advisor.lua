@@ -160,25 +160,28 @@ end
 
 -- Request ------------------------------------------------------------------------------------------
 
-local UTF8_SEQUENCES = { -- Unicode, table 3-7, beyond ASCII
-  "[\194-\223][\128-\191]",
-  "[\225-\236\238\239][\128-\191][\128-\191]",
-  "[\241-\243][\128-\191][\128-\191][\128-\191]",
-  "\224[\160-\191][\128-\191]",
-  "\237[\128-\159][\128-\191]",
-  "\240[\144-\191][\128-\191][\128-\191]",
-  "\244[\128-\143][\128-\191][\128-\191]",
-}
+local as_utf8
+do
+  local UTF8_SEQUENCES = { -- Unicode, table 3-7, beyond ASCII
+    "[\194-\223][\128-\191]",
+    "[\225-\236\238\239][\128-\191][\128-\191]",
+    "[\241-\243][\128-\191][\128-\191][\128-\191]",
+    "\224[\160-\191][\128-\191]",
+    "\237[\128-\159][\128-\191]",
+    "\240[\144-\191][\128-\191][\128-\191]",
+    "\244[\128-\143][\128-\191][\128-\191]",
+  }
 
--- cjson passes bytes through, but JSON is UTF-8. In a text that is not, all but ASCII becomes `?`.
-local function as_utf8(text)
-  if not find(text, "[\128-\255]") then return text end
-  local rest = gsub(text, "[%z\1-\127]+", "?") -- mostly next to nothing, so what follows is short
-  for _, sequence in ipairs(UTF8_SEQUENCES) do
-    rest = gsub(rest, sequence, "?")
-    if not find(rest, "[\128-\255]") then return text end
+  -- cjson passes bytes through, but JSON is UTF-8. In a text that is not, all but ASCII becomes `?`.
+  function as_utf8(text)
+    if not find(text, "[\128-\255]") then return text end
+    local rest = gsub(text, "[%z\1-\127]+", "?") -- mostly next to nothing, so what follows is short
+    for _, sequence in ipairs(UTF8_SEQUENCES) do
+      rest = gsub(rest, sequence, "?")
+      if not find(rest, "[\128-\255]") then return text end
+    end
+    return (gsub(text, "[\128-\255]", "?"))
   end
-  return (gsub(text, "[\128-\255]", "?"))
 end
 
 local function text_of(value, limit)
@@ -939,10 +942,12 @@ end
 --[[ Users submit the same script again and again: then most submissions are like the one before, and the answer is at
 hand. slurmctld comes every few milliseconds and finds memory cold that others have used meanwhile, so the time goes by
 how many places of it are touched: what is needed stands together here, and little else is called. The first difference
-ends it, before anything is done; then the submission goes the ordinary way.
+ends it, before anything is done; then the submission goes the ordinary way. (Made by a function of its own because one
+function, and a file is one, has 200 local variables at most.)
 ]]
 local go_short_way, enter_short_way, leave_short_way
-do
+
+local function make_short_way()
   local next_of, call, put_all, tell, nothing = next, pcall, put_everything, slurm.user_msg, NOTHING
   local fields, last_field, at_place = {}, SIMPLE, AT_PLACE
   for n = 1, SIMPLE do fields[n] = FIELDS[n] end
@@ -951,6 +956,21 @@ do
   local known, script, names, row, piece, answers, sets, says, begins, notes_to
   local place, count, first = 0, 0, 0 -- the next answer, how many there are, and the first that was taken here
   local since, good_until = 0, 0
+  local limits, concerned, checked_until = nil, nil, 0 -- the partitions that answers of the piece may bring jobs to
+
+  -- The partitions that these answers set, and those where a job stays to which nothing is set.
+  local function concerned_by(asked, told)
+    local found, named = {}, {}
+    for name in gmatch(asked or "", "[^,]+") do named[name] = true end
+    for i = 1, #told do
+      for name in gmatch(told[i].partition or "", "[^,]+") do named[name] = true end
+    end
+    for i = 1, #list_names do
+      local name = list_names[i]
+      if named[name] or not asked and list_kept[i].read.flag_default == 1 then found[#found + 1] = name end
+    end
+    return found
+  end
 
   --[[ The functions that slurmctld's tables call (22.05 to 26.05 have them as globals). Past the tables, the job is not
   looked up anew for each field, and no table is made for its environment: a seventh of the short way. Where a release
@@ -967,6 +987,20 @@ do
     for field, value in next_of, set do job_desc[field] = value end
     job_desc.admin_comment = comment
     if has_environment then set_variable(job_desc, "ADVISOR_TOKEN", token) end
+  end
+
+  -- Whether what is kept for all requests is still so, as far as it concerns these answers. They were worked out from
+  -- the rest as well, but do not live long enough for that to matter.
+  local function still_holds(job_desc, part_list, now)
+    for i = 1, #concerned do
+      local name = concerned[i]
+      local kept = limits[name]
+      if not kept or not reads_as(part_list[name], kept.read) then return false end
+    end
+    if not known[ACCOUNT] and (job_desc.default_account or false) ~= known[SIMPLE + 2] then return false end
+    if not known[QOS] and (job_desc.default_qos or false) ~= known[SIMPLE + 3] then return false end
+    checked_until = now + KEEP_PARTITIONS
+    return true
   end
 
   -- Whether the submission was answered.
@@ -999,6 +1033,7 @@ do
       if names[n] ~= name then return false end
     end
     if names[n + 1] then return false end
+    if now >= checked_until and not still_holds(job_desc, part_list, now) then return false end
 
     local begin = 3 * place
     local token, set, message = answers[begin + 1], sets[answers[begin + 2]] or nothing, says[answers[begin + 3]]
@@ -1028,10 +1063,11 @@ do
     begins = USED .. piece.number
     place, count = piece.used, piece.last - piece.after + 1
     first = place
-    -- Then what is kept for all requests is read again, and answers that are old are looked for anew.
-    local read = partitions_read < defaults.read and partitions_read or defaults.read
+    piece.concerned = piece.concerned or concerned_by(known[PLACE.partition], sets)
+    limits, concerned = partition_cache, piece.concerned
+    checked_until = (partitions_read < defaults.read and partitions_read or defaults.read) + KEEP_PARTITIONS
+    -- Then everything is read again, and answers that are old are looked for anew.
     since, good_until = now, piece.until_ - RENEWED
-    if read + KEEP_PARTITIONS < good_until then good_until = read + KEEP_PARTITIONS end
     if names_read + KEEP_NAMES < good_until then good_until = names_read + KEEP_NAMES end
   end
 
@@ -1044,6 +1080,8 @@ do
     place, count, first = 0, 0, 0
   end
 end
+
+make_short_way()
 
 local function go_ordinary_way(job_desc, part_list, submit_uid, now)
   leave_short_way()

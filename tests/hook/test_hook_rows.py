@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hook_ends import PARTITIONS, REWRITE, UNCHANGED, Slurmctld, line
-from prepared_answers import AS_ASKED, AS_PREPARED, TAKEN_BACK, TOLD, V100, Preparing, prepared, row
+from prepared_answers import AS_ASKED, AS_PREPARED, TAKEN_BACK, TOLD, Preparing, prepared, row
 
 FUNCTIONS = ("_get_job_req_field_name", "_get_job_env_field_name", "_set_job_env_field")
 
@@ -185,16 +185,45 @@ def test_the_disable_file_holds_in_the_middle_of_a_row(
     assert preparing.noted(100, 101, 102, 103)
 
 
+@pytest.mark.parametrize("concerned", ["v100", "cpu"], ids=["where it would go", "where it would stay"])
 def test_a_change_by_the_administrator_in_the_middle_of_a_row_is_told_within_a_second(
+    preparing: Preparing, asked_once: Slurmctld, concerned: str
+) -> None:
+    preparing.say(row(8))
+    for n in range(2):
+        assert asked_once.submit().fields["admin_comment"] == f"advisor=t{100 + n}"
+    changed = {**PARTITIONS, concerned: {**PARTITIONS[concerned], "max_time": 60}}
+    time.sleep(1.01)
+    assert asked_once.submit(partitions=changed).fields == AS_ASKED
+    assert preparing.asked[-1]["kind"] == 2
+
+
+@pytest.mark.parametrize("named", ["default_account", "default_qos"])
+def test_a_users_other_default_in_the_middle_of_a_row_is_told_within_a_second(
+    preparing: Preparing, slurmctld: Slurmctld, named: str
+) -> None:
+    assert slurmctld.submit({**UNCHANGED, named: "one"}).fields["admin_comment"] == "advisor=asked"
+    preparing.say(row(8))
+    for n in range(2):
+        assert slurmctld.submit({**UNCHANGED, named: "one"}).fields["admin_comment"] == f"advisor=t{100 + n}"
+    time.sleep(1.01)
+    assert slurmctld.submit({**UNCHANGED, named: "two"}).fields["admin_comment"] == "advisor=asked"
+    assert preparing.asked[-1]["kind"] == 2 and preparing.asked[-1][named] == "two"
+
+
+def test_a_change_where_no_answer_of_a_row_would_bring_a_job_does_not_end_it(
     preparing: Preparing, asked_once: Slurmctld
 ) -> None:
     preparing.say(row(8))
     for n in range(2):
         assert asked_once.submit().fields["admin_comment"] == f"advisor=t{100 + n}"
-    changed = {**PARTITIONS, "v100": {**V100, "max_time": 60}}
+    changed = {**PARTITIONS, "a100": {**PARTITIONS["a100"], "max_time": 60}}
     time.sleep(1.01)
-    assert asked_once.submit(partitions=changed).fields == AS_ASKED
-    assert preparing.asked[-1]["kind"] == 2
+    for n in range(2, 4):
+        assert asked_once.submit(partitions=changed).fields["admin_comment"] == f"advisor=t{100 + n}"
+    assert asked_once.submit({**UNCHANGED, "name": "other"}, partitions=changed).fields["partition"] == "a100"
+    told = {partition["name"]: partition for partition in preparing.asked[-1]["partitions"]}
+    assert told["a100"]["max_time"] == 60  # whoever asks tells all of it
 
 
 def test_another_job_ends_a_row(preparing: Preparing, asked_once: Slurmctld) -> None:
