@@ -910,20 +910,9 @@ it takes. A path that ends in "/." names nothing that can be removed (unlink and
 there), but the kernel goes along it and says where it ends: "no such file" where there is none. Whatever else it says,
 the file is opened, which decides.
 ]]
-local surely_absent, look_for_disable_file
-do
-  local NO_SUCH_FILE = 2
-  local path, known_words -- the latter are kept, so that Lua finds them again instead of making them anew
-
-  function look_for_disable_file() path = settings.disable_file .. "/." end
-  look_for_disable_file()
-
-  function surely_absent()
-    local _, words, code = remove_file(path)
-    if words ~= known_words then known_words = words end
-    return code == NO_SUCH_FILE
-  end
-end
+local NO_SUCH_FILE = 2
+local in_disable_file = settings.disable_file .. "/."
+local known_words -- what it says, kept so that Lua finds the words again instead of making them anew
 
 -- Whether jobs are left alone.
 local function switched_off()
@@ -953,7 +942,7 @@ local function make_short_way()
   for n = 1, SIMPLE do fields[n] = FIELDS[n] end
   local uid_at, cpu_memory_at, memory_at = SIMPLE + 4, SIMPLE + 1, MEMORY
   local variable, variables, last_told = ENVIRONMENT, #ENVIRONMENT, TOLD
-  local known, script, names, row, piece, answers, sets, says, begins, notes_to
+  local known, script, names, row, piece, answers, sets, says, begins, notes_to, send
   local place, count, first = 0, 0, 0 -- the next answer, how many there are, and the first that was taken here
   local since, good_until = 0, 0
   local limits, concerned, checked_until = nil, nil, 0 -- the partitions that answers of the piece may bring jobs to
@@ -1041,7 +1030,7 @@ local function make_short_way()
     if token == "" or partition and part_list[partition] == nil then return false end
     local already, comment = read(of, "admin_comment"), "advisor=" .. token
     if already and already ~= "" then comment = already .. " " .. comment end
-    if not notes_to:send(begins .. at_place[place]) then return false end
+    if not send(notes_to, begins .. at_place[place]) then return false end
     place = place + 1
     local done, why = call(put_it, job_desc, set, comment, environment, token)
     if not done then
@@ -1060,6 +1049,7 @@ local function make_short_way()
     if not tell or not script or not piece or piece.line or row.era ~= era then return end
     if script == true then script = nil end -- srun and salloc have none
     names, answers, sets, says, notes_to = list_names, piece.answers, piece.sets, piece.says, notes
+    send = notes.send
     begins = USED .. piece.number
     place, count = piece.used, piece.last - piece.after + 1
     first = place
@@ -1134,7 +1124,9 @@ local function go_ordinary_way(job_desc, part_list, submit_uid, now)
 end
 
 local function consult(job_desc, part_list, submit_uid)
-  if (disabled or not surely_absent()) and switched_off() or not json then return end
+  local _, words, code = remove_file(in_disable_file)
+  if words ~= known_words then known_words = words end
+  if (disabled or code ~= NO_SUCH_FILE) and switched_off() or not json then return end
   local now = gettime()
   part_list = part_list or NOTHING
   if not go_short_way(job_desc, part_list, now) then go_ordinary_way(job_desc, part_list, submit_uid, now) end
@@ -1165,7 +1157,7 @@ function advisor.configure(changes)
       settings[name] = value
     end
   end
-  look_for_disable_file()
+  in_disable_file = settings.disable_file .. "/."
   leave_short_way()
   disconnect()
 end
