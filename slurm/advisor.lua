@@ -160,28 +160,25 @@ end
 
 -- Request ------------------------------------------------------------------------------------------
 
-local as_utf8
-do
-  local UTF8_SEQUENCES = { -- Unicode, table 3-7, beyond ASCII
-    "[\194-\223][\128-\191]",
-    "[\225-\236\238\239][\128-\191][\128-\191]",
-    "[\241-\243][\128-\191][\128-\191][\128-\191]",
-    "\224[\160-\191][\128-\191]",
-    "\237[\128-\159][\128-\191]",
-    "\240[\144-\191][\128-\191][\128-\191]",
-    "\244[\128-\143][\128-\191][\128-\191]",
-  }
+local UTF8_SEQUENCES = { -- Unicode, table 3-7, beyond ASCII
+  "[\194-\223][\128-\191]",
+  "[\225-\236\238\239][\128-\191][\128-\191]",
+  "[\241-\243][\128-\191][\128-\191][\128-\191]",
+  "\224[\160-\191][\128-\191]",
+  "\237[\128-\159][\128-\191]",
+  "\240[\144-\191][\128-\191][\128-\191]",
+  "\244[\128-\143][\128-\191][\128-\191]",
+}
 
-  -- cjson passes bytes through, but JSON is UTF-8. In a text that is not, all but ASCII becomes `?`.
-  function as_utf8(text)
-    if not find(text, "[\128-\255]") then return text end
-    local rest = gsub(text, "[%z\1-\127]+", "?") -- mostly next to nothing, so what follows is short
-    for _, sequence in ipairs(UTF8_SEQUENCES) do
-      rest = gsub(rest, sequence, "?")
-      if not find(rest, "[\128-\255]") then return text end
-    end
-    return (gsub(text, "[\128-\255]", "?"))
+-- cjson passes bytes through, but JSON is UTF-8. In a text that is not, all but ASCII becomes `?`.
+local function as_utf8(text)
+  if not find(text, "[\128-\255]") then return text end
+  local rest = gsub(text, "[%z\1-\127]+", "?") -- mostly next to nothing, so what follows is short
+  for _, sequence in ipairs(UTF8_SEQUENCES) do
+    rest = gsub(rest, sequence, "?")
+    if not find(rest, "[\128-\255]") then return text end
   end
+  return (gsub(text, "[\128-\255]", "?"))
 end
 
 local function text_of(value, limit)
@@ -328,16 +325,13 @@ end
 -- What the submission at hand tells, by place in FIELDS; false: not given.
 local values = {}
 
-local head_of
-do
-  local last_script, last_head -- of the last job that was not too long to be kept: users submit alike jobs
+local last_script, last_head -- of the last job that was not too long to be kept: users submit alike jobs
 
-  function head_of(script)
-    if script == last_script then return last_head end
-    local head = comment_block(script) or false
-    if #script <= MAX_KIND then last_script, last_head = script, head end
-    return head
-  end
+local function head_of(script)
+  if script == last_script then return last_head end
+  local head = comment_block(script) or false
+  if #script <= MAX_KIND then last_script, last_head = script, head end
+  return head
 end
 
 -- Reads what a request tells. The environment of a batch job, false for srun and salloc.
@@ -367,22 +361,19 @@ local function read_request(job_desc, part_list, submit_uid, now)
 end
 
 -- Texts as JSON. Users submit alike jobs, so the same few come again; forgotten when there are many.
-local quote
-do
-  local KEEP_BYTES = 256 * KIB
-  local quoted, quoted_bytes = {}, 0
+local KEEP_BYTES = 256 * KIB
+local quoted, quoted_bytes = {}, 0
 
-  function quote(value, longest)
-    local text = #value <= longest and quoted[value]
-    if text then return text end
-    text = json.encode(text_of(value, longest))
-    if #value <= longest then
-      quoted_bytes = quoted_bytes + #value + #text
-      if quoted_bytes > KEEP_BYTES then quoted, quoted_bytes = {}, #value + #text end
-      quoted[value] = text
-    end
-    return text
+local function quote(value, longest)
+  local text = #value <= longest and quoted[value]
+  if text then return text end
+  text = json.encode(text_of(value, longest))
+  if #value <= longest then
+    quoted_bytes = quoted_bytes + #value + #text
+    if quoted_bytes > KEEP_BYTES then quoted, quoted_bytes = {}, #value + #text end
+    quoted[value] = text
   end
+  return text
 end
 
 -- A request is put together here, piece by piece. The table is kept: what a submission leaves behind, slurmctld's
@@ -839,10 +830,15 @@ end
 local function put(job_desc, field, value) job_desc[field] = value end
 
 -- The environment comes last because a variable that was not there cannot be taken away again.
-local function put_everything(job_desc, set, comment, environment, token)
+local function put_everything(job_desc, set, comment, environment, token, set_variable)
   for field, value in next, set do job_desc[field] = value end
   if comment then job_desc.admin_comment = comment end
-  if token and environment then environment.ADVISOR_TOKEN = token end
+  if not (token and environment) then return end
+  if set_variable then -- slurmctld's own, where it is at hand
+    set_variable(job_desc, "ADVISOR_TOKEN", token)
+  else
+    environment.ADVISOR_TOKEN = token
+  end
 end
 
 -- What was put before something could not be.
@@ -905,10 +901,10 @@ local function complain(why)
   log("log_error", "job passes unchanged: " .. tostring(why))
 end
 
---[[ Whether the disable file is surely not there, as it mostly is: asked at every submission, for half of what opening
-it takes. A path that ends in "/." names nothing that can be removed (unlink and rmdir refuse it, whatever stands
-there), but the kernel goes along it and says where it ends: "no such file" where there is none. Whatever else it says,
-the file is opened, which decides.
+--[[ Every submission asks for the disable file, which is mostly not there, in half the time that opening it would take.
+A path that ends in "/." names nothing that can be removed (unlink and rmdir refuse it, whatever stands there), but the
+kernel goes along it and says where it ends: "no such file" where there is none. Whatever else it says, the file is
+opened, which decides.
 ]]
 local NO_SUCH_FILE = 2
 local in_disable_file = settings.disable_file .. "/."
@@ -972,12 +968,6 @@ local function make_short_way()
 
   local function at(of, name) return of[name] end
 
-  local function put_past_tables(job_desc, set, comment, has_environment, token)
-    for field, value in next_of, set do job_desc[field] = value end
-    job_desc.admin_comment = comment
-    if has_environment then set_variable(job_desc, "ADVISOR_TOKEN", token) end
-  end
-
   -- Whether what is kept for all requests is still so, as far as it concerns these answers. They were worked out from
   -- the rest as well, but do not live long enough for that to matter.
   local function still_holds(job_desc, part_list, now)
@@ -995,12 +985,12 @@ local function make_short_way()
   -- Whether the submission was answered.
   function go_short_way(job_desc, part_list, now)
     if place == count or now < since or now >= good_until then return false end
-    local as, of, read, read_variable, put_it = known, job_desc, at, at, put_all
+    local as, of, read, read_variable, setter = known, job_desc, at, at, nil
     if all_there then
       local meta = behind(job_desc)
       local job = kind_of_value(meta) == "table" and meta._job_desc
       if kind_of_value(job) == "userdata" then
-        of, read, read_variable, put_it = job, field_of, variable_of, put_past_tables
+        of, read, read_variable, setter = job, field_of, variable_of, set_variable
       end
     end
     if read(of, "user_id") ~= as[uid_at] then return false end
@@ -1032,7 +1022,7 @@ local function make_short_way()
     if already and already ~= "" then comment = already .. " " .. comment end
     if not send(notes_to, begins .. at_place[place]) then return false end
     place = place + 1
-    local done, why = call(put_it, job_desc, set, comment, environment, token)
+    local done, why = call(put_all, job_desc, set, comment, environment, token, setter)
     if not done then
       take_back(job_desc, as, set, comment, already)
       complain(why)
