@@ -167,7 +167,7 @@ def test_a_job_that_writes_is_told_by_its_io(measured: dict[str, dict[str, float
 def test_a_job_that_passes_messages_is_told_by_its_context_switches(measured: dict[str, dict[str, float]]) -> None:
     others = [m["switches"] for name, m in measured.items() if name != "switches"]
     assert measured["switches"]["switches"] > 5 * max(others)
-    assert in_the_kernel(measured["switches"]) > 2 * in_the_kernel(measured["cpu"])
+    assert in_the_kernel(measured["switches"]) > max(0.5, 2 * in_the_kernel(measured["cpu"]))
 
 
 def test_a_job_that_streams_through_memory_is_told_from_one_that_thrashes_the_cache(
